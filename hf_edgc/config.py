@@ -1,0 +1,211 @@
+"""EDGCConfig: every option of the compression, once, for the API, the command line and the docs."""
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+DEFAULT_MAX_RANK = 32
+"""Rank at which GPT-2 small's 768 x 3072 matrices keep 32 (768 + 3072) / (768 * 3072) = 5.2 % of their entries."""
+
+
+def _option(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True)
+class EDGCConfig:
+    """Options of entropy-driven dynamic gradient compression (arXiv 2511.10333).
+
+    Each field's help text is its documentation; ``HfArgumentParser`` turns the fields into
+    command-line options. Values are checked on construction.
+
+    Raises:
+        ValueError: a value is out of range; names the option, the value and what is allowed.
+    """
+
+    mode: Literal["edgc", "static", "none"] = _option(
+        "edgc",
+        "edgc: ranks follow the gradient entropy; static: PowerSGD at a fixed rank; none: plain DDP all-reduce.",
+    )
+    rank: int | None = _option(
+        None, "Matrix rank at the first compressed step, and throughout in mode static. Default: max_rank."
+    )
+    max_rank: int = _option(DEFAULT_MAX_RANK, "Largest matrix rank that mode edgc may choose.")
+    min_rank: int | None = _option(
+        None, "Smallest matrix rank that mode edgc may choose. Default: max_rank / 4 (paper, DAC)."
+    )
+    rank_step: int = _option(4, "Largest change of the rank at the end of one window (4 in the authors' public code).")
+    window_steps: int | None = _option(
+        None,
+        "Optimizer steps between two rank decisions. Default: 5 percent of the run, at most 1000 (paper: 1000).",
+    )
+    warmup_fraction: float = _option(
+        0.0,
+        "Share of the run that is at least sent dense before compression starts (paper: 0.1). The warm-up then goes "
+        "on until the modelled error at min_rank falls below the first one at max_rank. Dense steps cost bytes and "
+        "bought no quality in our measurements, so the default is none.",
+    )
+    warmup_max_fraction: float = _option(
+        0.3, "Share of the run at which a dense warm-up ends whatever the error test says."
+    )
+    error_model: Literal["ef", "paper"] = _option(
+        "ef",
+        "From entropy to rank. ef: hold the error-feedback residual (logit rule, well conditioned); paper: the CQM "
+        "inversion r = g^-1(exp(H0 - H1) g(r0)).",
+    )
+    lr_exponent: float = _option(
+        0.5,
+        "Error model ef only: let the allowed residual grow as (lr / peak lr)^-lr_exponent, so that bytes are spent "
+        "while the learning rate is high; 0 turns it off.",
+    )
+    entropy_estimator: Literal["histogram", "gaussian", "histogram_minmax"] = _option(
+        "histogram",
+        "histogram: differential entropy over the 0.5 to 99.5 percent quantiles; gaussian: 0.5 ln(2 pi e var); "
+        "histogram_minmax: the authors' 1000-bin min-max histogram, blind to scale, kept for reproduction.",
+    )
+    entropy_every: int = _option(10, "Measure the entropy at every n-th optimizer step (1 / ISR; paper: ISR 0.1).")
+    entropy_fraction: float = _option(
+        0.25, "Share of a gradient's entries that a measurement reads, by strides (GSR; paper: 0.25)."
+    )
+    min_compression_ratio: float = _option(
+        2.0,
+        "Compress a tensor only at ranks where dense bytes / sent bytes is at least this; other tensors are sent "
+        "dense (torch's PowerSGD hook: 2).",
+    )
+    factor_dtype: Literal["float32", "bfloat16", "float16"] = _option(
+        "float32", "Data type in which the low-rank factors are sent."
+    )
+    error_feedback: bool = _option(
+        True, "Add what compression dropped to the next gradient. Turning it off costs quality at once."
+    )
+    compression_seed: int = _option(
+        0, "Seed of the first random factors; with the parameter name and the step it fixes every draw."
+    )
+
+    def __post_init__(self) -> None:
+        """Check every value against its type and range."""
+        for spec in fields(self):
+            _check_type(spec.name, getattr(self, spec.name), get_type_hints(EDGCConfig)[spec.name])
+        for name, (low, high, allowed) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise _invalid(name, value, allowed)
+        if self.min_rank is not None and self.min_rank > self.max_rank:
+            raise _invalid("min_rank", self.min_rank, f"an integer from 1 to max_rank ({self.max_rank})")
+        if self.mode == "edgc" and not self.lowest_rank <= self.start_rank <= self.max_rank:
+            raise _invalid(
+                "rank",
+                self.rank,
+                f"an integer from min_rank ({self.lowest_rank}) to max_rank ({self.max_rank})",
+            )
+        if self.warmup_max_fraction < self.warmup_fraction:
+            allowed = f"a number from warmup_fraction ({self.warmup_fraction}) to below 1"
+            raise _invalid("warmup_max_fraction", self.warmup_max_fraction, allowed)
+
+    @property
+    def start_rank(self) -> int:
+        """Matrix rank of the first compressed step."""
+        return self.rank if self.rank is not None else self.max_rank
+
+    @property
+    def lowest_rank(self) -> int:
+        """Smallest matrix rank that any step can use."""
+        if self.mode == "static":
+            return self.start_rank
+        return self.min_rank if self.min_rank is not None else max(1, self.max_rank // 4)
+
+    def window(self, total_steps: int | None) -> int:
+        """Optimizer steps in a window, for a run of ``total_steps`` (None: of unknown length)."""
+        if self.window_steps is not None:
+            return self.window_steps
+        return 1000 if total_steps is None else min(1000, max(1, total_steps // 20))
+
+    def warmup_steps(self, total_steps: int | None) -> tuple[int, int]:
+        """Fewest and most dense steps before compression, for a run of ``total_steps``.
+
+        Raises:
+            ValueError: a warm-up is asked for and the length of the run is not known.
+        """
+        if self.warmup_fraction == 0.0 or self.mode == "none":
+            return 0, 0
+        if total_steps is None:
+            raise ValueError(
+                f"warmup_fraction={self.warmup_fraction} is a share of the run, whose length is not known: pass "
+                "total_steps (EDGCPlugin(config, total_steps=...)) or use warmup_fraction=0."
+            )
+        return math.ceil(self.warmup_fraction * total_steps), math.ceil(self.warmup_max_fraction * total_steps)
+
+    def check_run_length(self, total_steps: int) -> None:
+        """Refuse a window or a warm-up that leaves no step to act on.
+
+        Raises:
+            ValueError: names the option, its value in steps and the length of the run.
+        """
+        if self.mode == "none":
+            return
+        if self.mode == "edgc" and self.window_steps is not None and self.window_steps > total_steps:
+            allowed = f"an integer from 1 to the {total_steps} optimizer steps of this run"
+            raise _invalid("window_steps", self.window_steps, allowed)
+        if self.warmup_steps(total_steps)[0] >= total_steps:
+            allowed = f"a smaller share: the dense warm-up fills all {total_steps} optimizer steps of this run"
+            raise _invalid("warmup_fraction", self.warmup_fraction, allowed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "EDGCConfig":
+        """Build a config from plain values.
+
+        Raises:
+            ValueError: an unknown option or a value out of range.
+        """
+        known = {spec.name for spec in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"EDGCConfig has no option {', '.join(unknown)}; allowed: {', '.join(sorted(known))}.")
+        return cls(**values)
+
+    def digest(self) -> int:
+        """CRC-32 of all options, equal on workers that were given the same config."""
+        return zlib.crc32(repr(sorted(self.to_dict().items())).encode())
+
+
+_INF = math.inf
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "rank": (1, _INF, "an integer of at least 1"),
+    "max_rank": (1, _INF, "an integer of at least 1"),
+    "min_rank": (1, _INF, "an integer of at least 1"),
+    "rank_step": (1, _INF, "an integer of at least 1"),
+    "window_steps": (1, _INF, "an integer of at least 1"),
+    "warmup_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
+    "warmup_max_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
+    "lr_exponent": (0.0, 10.0, "a number from 0 to 10"),
+    "entropy_every": (1, _INF, "an integer of at least 1"),
+    "entropy_fraction": (math.nextafter(0.0, 1.0), 1.0, "a number above 0 and at most 1"),
+    "min_compression_ratio": (1.0, 1e9, "a number of at least 1"),
+    "compression_seed": (0, 2**63 - 1, "an integer from 0 to 2^63 - 1"),
+}
+
+
+def _invalid(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"EDGC option {name}={value!r} is not allowed: use {allowed}.")
+
+
+def _check_type(name: str, value: object, hint: Any) -> None:
+    """Raise ValueError unless ``value`` fits ``hint`` (bool, int, float, Literal or an optional of these)."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise _invalid(name, value, "one of " + ", ".join(get_args(hint)))
+        return
+    kinds = get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return
+    if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
+        return
+    if not any(type(value) is kind for kind in kinds):
+        wanted = " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise _invalid(name, value, f"a value of type {wanted}")

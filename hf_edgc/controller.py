@@ -1,0 +1,206 @@
+"""DAC: when to compress and at which rank, from numbers that are the same on every worker."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hf_edgc.config import EDGCConfig
+from hf_edgc.layout import Matrix
+from hf_edgc.rank_model import ef_rank, paper_rank, relative_error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one step does: the rank of each matrix of the layout (0: dense) and the rank they come from."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+    @property
+    def compress(self) -> bool:
+        """Whether any matrix is compressed."""
+        return any(self.ranks)
+
+
+@dataclass
+class _Progress:
+    """All that the controller remembers; plain numbers, saved as they are. Entropies in nats, by matrix."""
+
+    step: int = 0
+    rank: int = 0
+    compressing: bool = False
+    window_position: int = 0
+    window: list[list[float]] = field(default_factory=list)
+    first_entropies: list[float] | None = None
+    reference_entropies: list[float] | None = None
+    reference_rank: int = 0
+    peak_learning_rate: float = 0.0
+    target_rank: float | None = None
+
+
+class Controller:
+    """Warm-up, window, target and step limit of one model's ranks (arXiv 2511.10333, DAC, one stage).
+
+    ``advance`` is called once after each optimizer step with entropies already averaged over the workers;
+    the plan changes there and nowhere else, so every worker holds the same plan for the next step.
+
+    Differs from the paper in that the target always refers to the first full window under compression
+    instead of the previous one, so that step limit and clamps lose no memory.
+    """
+
+    def __init__(self, config: EDGCConfig, matrices: Sequence[Matrix], total_steps: int | None = None) -> None:
+        """Start a run of ``total_steps`` optimizer steps (None: unknown)."""
+        self._config = config
+        self._matrices = tuple(matrices)
+        self._window_steps = config.window(total_steps)
+        self._warmup_floor, self._warmup_ceiling = config.warmup_steps(total_steps)
+        compressing = config.mode != "none" and self._warmup_ceiling == 0
+        self._progress = _Progress(rank=config.start_rank, compressing=compressing)
+
+    @property
+    def step(self) -> int:
+        """Optimizer step that the plan is for, from 0."""
+        return self._progress.step
+
+    @property
+    def rank(self) -> int:
+        """Rank of the current or, in the warm-up, the first compressed step."""
+        return self._progress.rank
+
+    @property
+    def target_rank(self) -> float | None:
+        """What the error model asked for at the end of the last window, before step limit and clamps."""
+        return self._progress.target_rank
+
+    @property
+    def phase(self) -> str:
+        """``off``, ``warmup`` or ``compress``."""
+        if self._config.mode == "none" or not self._matrices:
+            return "off"
+        return "compress" if self._progress.compressing else "warmup"
+
+    @property
+    def plan(self) -> Plan:
+        """Ranks for the current step."""
+        if self.phase != "compress":
+            return Plan(0, (0,) * len(self._matrices))
+        return Plan(self.rank, tuple(min(self.rank, matrix.max_rank) for matrix in self._matrices))
+
+    @property
+    def wants_entropies(self) -> bool:
+        """Whether this step's gradients are to be measured (GDS, iteration sampling)."""
+        return self._config.mode == "edgc" and self.phase != "off" and self.step % self._config.entropy_every == 0
+
+    def advance(self, entropies: Sequence[float] | None = None, learning_rate: float | None = None) -> None:
+        """End the step.
+
+        Args:
+            entropies: nats, one for each matrix, averaged over the workers, in unscaled units; None if not measured.
+            learning_rate: of the step just done; None if not known.
+        """
+        progress = self._progress
+        if learning_rate is not None:
+            progress.peak_learning_rate = max(progress.peak_learning_rate, learning_rate)
+        if entropies is not None:
+            progress.window.append([float(entropy) for entropy in entropies])
+            if progress.first_entropies is None:
+                progress.first_entropies = progress.window[-1]
+        progress.step += 1
+        if self.phase == "warmup":
+            self._maybe_end_warmup()
+        elif self.phase == "compress" and self._config.mode == "edgc":
+            progress.window_position += 1
+            if progress.window_position >= self._window_steps and progress.window:
+                self._end_window(learning_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as plain numbers and lists."""
+        return asdict(self._progress)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict()`` of a controller of the same model.
+
+        Raises:
+            ValueError: the state belongs to another set of matrices or lacks fields.
+        """
+        try:
+            progress = _Progress(**state)
+        except TypeError as error:
+            raise ValueError(f"controller state does not fit this version: {error}") from error
+        lists = [progress.first_entropies, progress.reference_entropies, *progress.window]
+        if any(entropies is not None and len(entropies) != len(self._matrices) for entropies in lists):
+            raise ValueError(f"controller state is not that of a model with {len(self._matrices)} matrices")
+        self._progress = progress
+
+    def _maybe_end_warmup(self) -> None:
+        progress = self._progress
+        if progress.step < self._warmup_floor:
+            return
+        if progress.step >= self._warmup_ceiling or self._config.mode == "static" or self._error_test():
+            progress.compressing = True
+            progress.window_position = 0
+            progress.window = []
+
+    def _error_test(self) -> bool:
+        """Whether the modelled error at min_rank is below the first one at max_rank (paper, DAC warm-up).
+
+        ln(sigma_1^2 rho(min_rank)) < ln(sigma_0^2 rho(max_rank)), with H1 - H0 = ln(sigma_1 / sigma_0).
+        """
+        first = self._progress.first_entropies
+        if first is None or not self._progress.window:
+            return False
+        latest = self._progress.window[-1]
+        margins: list[tuple[float, float]] = []
+        for matrix, start, now in zip(self._matrices, first, latest, strict=True):
+            if math.isfinite(start) and math.isfinite(now):
+                low = relative_error(min(self._config.lowest_rank, matrix.max_rank), matrix.rows, matrix.cols)
+                high = relative_error(min(self._config.max_rank, matrix.max_rank), matrix.rows, matrix.cols)
+                if high > 0.0:
+                    margins.append((2 * (now - start) + math.log(low / high), matrix.elements_per_rank))
+        return bool(margins) and _weighted_mean(margins) < 0.0
+
+    def _end_window(self, learning_rate: float | None) -> None:
+        progress = self._progress
+        means = [_finite_mean(column) for column in zip(*progress.window, strict=True)]
+        progress.window = []
+        progress.window_position = 0
+        if progress.reference_entropies is None:
+            progress.reference_entropies, progress.reference_rank = means, progress.rank
+        progress.target_rank = self._target(means, learning_rate)
+        if progress.target_rank is not None:
+            progress.rank = self._stepped(progress.target_rank)
+
+    def _target(self, entropies: Sequence[float], learning_rate: float | None) -> float | None:
+        """Mean of the matrices' own targets, weighted by the bytes of a rank, so that the total is kept."""
+        reference = self._progress.reference_entropies or []
+        targets: list[tuple[float, float]] = []
+        for matrix, start, now in zip(self._matrices, reference, entropies, strict=True):
+            if math.isfinite(start) and math.isfinite(now):
+                target = self._matrix_target(matrix, start, now, learning_rate)
+                targets.append((target, matrix.elements_per_rank))
+        return _weighted_mean(targets) if targets else None
+
+    def _matrix_target(self, matrix: Matrix, start: float, now: float, learning_rate: float | None) -> float:
+        rank = min(self._progress.reference_rank, matrix.max_rank)
+        if self._config.error_model == "paper":
+            return paper_rank(rank, start, now, matrix.rows, matrix.cols)
+        peak = self._progress.peak_learning_rate
+        lr_ratio = learning_rate / peak if learning_rate is not None and peak > 0 else 1.0
+        return ef_rank(rank, start, now, matrix.rows, matrix.cols, lr_ratio, self._config.lr_exponent)
+
+    def _stepped(self, target: float) -> int:
+        """Even rank next to ``target``, within one rank_step of the current rank and the allowed range."""
+        config, rank = self._config, self._progress.rank
+        target = min(max(target, rank - config.rank_step), rank + config.rank_step)
+        return min(max(2 * round(target / 2), config.lowest_rank), config.max_rank)
+
+
+def _finite_mean(values: Sequence[float]) -> float:
+    """Mean of the finite values; NaN if there is none (a matrix without gradient, an overflow)."""
+    finite = [value for value in values if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
+def _weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(value * weight for value, weight in pairs) / math.fsum(weight for _, weight in pairs)

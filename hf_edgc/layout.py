@@ -1,0 +1,88 @@
+"""Which parameters are compressed, up to which rank, and why the others are not."""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hf_edgc.config import EDGCConfig
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter whose gradient is seen as a matrix of shape (rows, cols) = (shape[0], product of the rest)."""
+
+    name: str
+    rows: int
+    cols: int
+    max_rank: int
+    """Largest rank at which sending the factors still saves ``min_compression_ratio``."""
+
+    @property
+    def dense_elements(self) -> int:
+        """Elements of the full gradient."""
+        return self.rows * self.cols
+
+    @property
+    def elements_per_rank(self) -> int:
+        """Elements that one more rank adds to the two factors."""
+        return self.rows + self.cols
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A parameter that is never compressed, with the reason."""
+
+    name: str
+    elements: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The trainable parameters of a model, split into matrices to compress and dense rest."""
+
+    matrices: tuple[Matrix, ...]
+    dense: tuple[Dense, ...]
+
+    def digest(self) -> int:
+        """CRC-32 of names and shapes, equal on workers that hold the same model."""
+        return zlib.crc32(repr(self).encode())
+
+    def describe(self) -> str:
+        """One line for the compressed parameters and one for each reason to leave some dense."""
+        total = sum(m.dense_elements for m in self.matrices) + sum(d.elements for d in self.dense)
+        share = sum(m.dense_elements for m in self.matrices) / max(1, total)
+        lines = [f"compressing {len(self.matrices)} matrices ({share:.1%} of {total:,} gradient elements)"]
+        for reason in sorted({d.reason for d in self.dense}):
+            group = [d for d in self.dense if d.reason == reason]
+            names = ", ".join(d.name for d in group[:3]) + (", ..." if len(group) > 3 else "")
+            lines.append(f"dense, {reason}: {len(group)} tensors, {sum(d.elements for d in group):,} ({names})")
+        return "\n".join(lines)
+
+
+def build_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], config: EDGCConfig) -> Layout:
+    """Split parameters, given as (name, shape), into those to compress and the dense rest."""
+    matrices: list[Matrix] = []
+    dense: list[Dense] = []
+    for name, shape in shapes:
+        elements = _product(shape)
+        if config.mode == "none":
+            dense.append(Dense(name, elements, "mode none"))
+        elif len(shape) < 2 or elements == 0:
+            dense.append(Dense(name, elements, "fewer than two dimensions" if elements else "empty"))
+        else:
+            rows, cols = shape[0], elements // shape[0]
+            most = min(rows, cols, int(elements / (config.min_compression_ratio * (rows + cols))))
+            if most < config.lowest_rank:
+                reason = f"saves less than {config.min_compression_ratio:g} x at rank {config.lowest_rank}"
+                dense.append(Dense(name, elements, reason))
+            else:
+                matrices.append(Matrix(name, rows, cols, most))
+    return Layout(tuple(matrices), tuple(dense))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

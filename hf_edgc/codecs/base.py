@@ -1,0 +1,44 @@
+"""What a codec is: it says what to exchange, is told the mean, and returns what was decoded."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+Slot = Mapping[str, Tensor]
+"""What a codec remembers of one parameter between steps; owned and saved by ``EDGCState``."""
+
+Rounds = Generator[list[Tensor], list[Tensor], "Decoded"]
+"""Yields the tensors to average in one round, is sent their means over the workers, returns the result."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Result of one exchange of a gradient matrix.
+
+    ``mean`` (rows, cols) is the same on every worker. ``local`` (rows, cols) is this worker's share:
+    its mean over the workers is ``mean``, so that what was dropped is ``matrix - local``.
+    ``slot`` replaces the parameter's slot once the step is known to be finite.
+    """
+
+    mean: Tensor
+    local: Tensor
+    slot: Slot
+
+
+class Codec(Protocol):
+    """A frozen set of hyper-parameters with one generator; it keeps no state and issues no collective."""
+
+    @property
+    def rounds(self) -> int:
+        """How often ``encode`` yields, at least 1."""
+        ...
+
+    def wire_bytes(self, rows: int, cols: int, grad_itemsize: int) -> int:
+        """Bytes that one worker hands to the collectives for a (rows, cols) gradient, without doing the work."""
+        ...
+
+    def encode(self, matrix: Tensor, slot: Slot, seed: int) -> Rounds:
+        """Exchange ``matrix`` (rows, cols); neither it nor ``slot`` is changed."""
+        ...

@@ -1,0 +1,79 @@
+"""The only place that issues collectives: packs, averages, counts bytes and time."""
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Exchange:
+    """Averages tensors over the workers of one process group.
+
+    Every call must be made from the thread that runs the DDP hook, in the same order on every worker:
+    collectives issued from future callbacks pair up wrongly on gloo.
+
+    Attributes:
+        sent_bytes: bytes that this worker has handed to collectives.
+        wait_s: seconds spent in blocking collectives.
+        collectives: number of collectives issued.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+        """Use ``process_group``, or the default group."""
+        self.group = process_group if process_group is not None else dist.group.WORLD
+        self.workers = dist.get_world_size(self.group)
+        self.sent_bytes = 0
+        self.wait_s = 0.0
+        self.collectives = 0
+
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Means of ``tensors`` over the workers, same shapes and dtypes; the inputs are not changed.
+
+        One collective for each dtype, over one flat buffer.
+        """
+        results: list[Tensor | None] = [None] * len(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            flat = torch.cat([tensors[i].reshape(-1) for i in members])
+            self._blocking_mean(flat)
+            parts = torch.split(flat, [tensors[i].numel() for i in members])
+            for i, part in zip(members, parts, strict=True):
+                results[i] = part.view(tensors[i].shape)
+        return [result for result in results if result is not None]
+
+    def mean_later(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
+        """Start averaging ``buffer`` in place; the future holds it. Same arithmetic as torch's allreduce_hook."""
+        buffer.div_(self.workers)  # before the sum, which could overflow in half precision
+        self._count(buffer)
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return future
+
+    def gather_ints(self, values: Sequence[int], device: torch.device) -> list[list[int]]:
+        """``values`` (each within int64) of every worker, in worker order."""
+        own = torch.tensor(values, dtype=torch.int64, device=device)
+        everyone = [torch.empty_like(own) for _ in range(self.workers)]
+        self._count(own)
+        dist.all_gather(everyone, own, group=self.group)
+        return [row.tolist() for row in everyone]
+
+    def _blocking_mean(self, flat: Tensor) -> None:
+        self._count(flat)
+        start = time.perf_counter()
+        flat.div_(self.workers)
+        dist.all_reduce(flat, group=self.group)
+        self.wait_s += time.perf_counter() - start
+
+    def _count(self, tensor: Tensor) -> None:
+        self.collectives += 1
+        self.sent_bytes += tensor.numel() * tensor.element_size()
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no entry is infinite or NaN; one host sync. Equal on all workers for averaged tensors."""
+    # The sum of absolute values of finite entries may overflow, the largest entry can't.
+    peaks = [tensor.abs().amax().float() for tensor in tensors if tensor.numel()]
+    return all(math.isfinite(peak) for peak in torch.stack(peaks).tolist()) if peaks else True

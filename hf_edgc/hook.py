@@ -1,0 +1,248 @@
+"""EDGCState and edgc_hook: DDP's communication hook, named and used as torch names its own pairs."""
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
+
+from hf_edgc import entropy
+from hf_edgc.codecs import LowRank
+from hf_edgc.config import EDGCConfig
+from hf_edgc.controller import Controller
+from hf_edgc.exchange import Exchange
+from hf_edgc.feedback import ErrorFeedback
+from hf_edgc.layout import build_layout
+from hf_edgc.records import StepRecord, Totals
+from hf_edgc.reduction import Item, Reducer
+
+FORMAT_VERSION = 1
+"""Raised when workers of different releases could no longer train together."""
+
+
+@dataclass
+class _Collected:
+    """What has come in of the current step; byte and time counts hold the exchange's values at its start."""
+
+    sent_bytes: int = 0
+    wait_s: float = 0.0
+    hook_s: float = 0.0
+    dense_bytes: int = 0
+    items: list[Item] = field(default_factory=list)
+    dense: list[Tensor] = field(default_factory=list)
+    entropies: list[tuple[list[str], Tensor]] = field(default_factory=list)
+    futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = field(default_factory=list)
+
+
+class EDGCState:
+    """Everything EDGC knows about one DDP model on one worker.
+
+    Use it as torch's own states: ``ddp.register_comm_hook(EDGCState(config, ddp.module.named_parameters()),
+    edgc_hook)``. Buckets of a compressed step are collected and exchanged together when the last one is ready:
+    that takes as few collectives as there are rounds, from one thread, and lets a step with a non-finite
+    gradient leave all state untouched.
+
+    Attributes:
+        layout: which parameters are compressed and why the others are not.
+        controller: decides the ranks; its plan changes at step boundaries only.
+        totals: sums over the run.
+        last: record of the last synchronization, or None.
+        entropy: last measured mean entropy in nats, or None.
+        on_record: called with each record on this worker.
+        learning_rate: set by whoever knows the optimizer; None leaves the learning rate out of the decisions.
+        loss_scale: called once a step; gradients are that many times too large at hook time.
+    """
+
+    def __init__(
+        self,
+        config: EDGCConfig,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        process_group: dist.ProcessGroup | None = None,
+        total_steps: int | None = None,
+    ) -> None:
+        """Agree with the other workers on a config and a model; every worker of the group must call this.
+
+        Raises:
+            RuntimeError: workers disagree about config, model or release.
+            ValueError: an option does not fit the run's length.
+        """
+        trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        self.config = config
+        self.layout = build_layout(((name, tuple(parameter.shape)) for name, parameter in trainable), config)
+        self.exchange = Exchange(process_group)
+        self.reducer = Reducer(self.exchange, ErrorFeedback(config.error_feedback), config.compression_seed)
+        self.start_run(total_steps)
+        self.on_record: Callable[[StepRecord], None] | None = None
+        self.learning_rate: Callable[[], float | None] = lambda: None
+        self.loss_scale: Callable[[], float] = lambda: 1.0
+        # Buckets are rebuilt and have no stable index, so everything is keyed by parameter name.
+        self._names = {id(parameter): name for name, parameter in trainable}
+        self._matrix_index = {matrix.name: index for index, matrix in enumerate(self.layout.matrices)}
+        self._collected = _Collected()
+        self._agree(trainable[0][1].device if trainable else torch.device("cpu"), total_steps)
+
+    def start_run(self, total_steps: int | None) -> None:
+        """Begin a run of ``total_steps`` optimizer steps: new controller and totals, same errors and factors.
+
+        Raises:
+            ValueError: an option does not fit the run's length.
+        """
+        if total_steps is not None:
+            self.config.check_run_length(total_steps)
+        self.controller = Controller(self.config, self.layout.matrices, total_steps)
+        self.totals = Totals()
+        self.last: StepRecord | None = None
+        self.entropy: float | None = None
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Take one bucket of the step; its future holds the averaged gradients once all can be known."""
+        start = time.perf_counter()
+        if bucket.index() == 0:
+            # Also drops what a backward that raised had left behind.
+            self._collected = _Collected(sent_bytes=self.exchange.sent_bytes, wait_s=self.exchange.wait_s)
+        step = self._collected
+        step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
+        if self.controller.wants_entropies:
+            self._measure(bucket)
+        compress = self.controller.plan.compress
+        future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
+        if bucket.is_last():
+            finite, entropies = self._finish_compressed() if step.futures else self._finish_dense()
+            step.hook_s += time.perf_counter() - start
+            self._advance(finite, entropies)
+        else:
+            step.hook_s += time.perf_counter() - start
+        return future
+
+    def owns_any(self, parameter_ids: set[int]) -> bool:
+        """Whether any of our parameters, by ``id``, is among ``parameter_ids``."""
+        return not parameter_ids.isdisjoint(self._names)
+
+    def _measure(self, bucket: GradBucket) -> None:
+        found = [(name, grad) for name, grad in self._named_gradients(bucket) if name in self._matrix_index]
+        offset = self.controller.step // self.config.entropy_every
+        values = entropy.measure(
+            [grad for _, grad in found], self.config.entropy_estimator, self.config.entropy_fraction, offset
+        )
+        self._collected.entropies.append(([name for name, _ in found], values))
+
+    def _collect(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        step = self._collected
+        ranks = self.controller.plan.ranks
+        dtype = getattr(torch, self.config.factor_dtype)
+        for name, grad in self._named_gradients(bucket):
+            index = self._matrix_index.get(name)
+            if index is None:
+                step.dense.append(grad)
+            else:
+                matrix = self.layout.matrices[index]
+                step.items.append(Item(name, grad.view(matrix.rows, matrix.cols), LowRank(ranks[index], dtype)))
+        device = bucket.buffer().device
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+        step.futures.append((future, bucket.buffer()))
+        return future
+
+    def _finish_compressed(self) -> tuple[bool, list[float] | None]:
+        step = self._collected
+        device = step.futures[0][1].device
+        scale = self.loss_scale()
+        measured = self.reducer.reduce(
+            step.items, step.dense, self._entropy_vector(device), scale, self.controller.step
+        )
+        if measured is None:
+            # Not finite somewhere: what plain DDP would have given goes through, so that a scaler sees it.
+            for _, buffer in step.futures:
+                self.exchange.mean_later(buffer).wait()
+        for future, buffer in step.futures:
+            future.set_result(buffer)
+        return measured is not None, self._unscaled(measured, scale)
+
+    def _finish_dense(self) -> tuple[bool, list[float] | None]:
+        if not self._collected.entropies:
+            return True, None
+        (measured,) = self.exchange.mean([self._entropy_vector(self._collected.entropies[0][1].device)])
+        return True, self._unscaled(measured, self.loss_scale())
+
+    def _entropy_vector(self, device: torch.device) -> Tensor:
+        """Entropies in layout order, shape (matrices,), or empty if this step is not measured."""
+        vector = torch.empty(len(self._matrix_index) if self._collected.entropies else 0, device=device)
+        for names, values in self._collected.entropies:
+            if names:
+                vector[[self._matrix_index[name] for name in names]] = values.to(device)
+        return vector
+
+    def _unscaled(self, measured: Tensor | None, scale: float) -> list[float] | None:
+        if measured is None or measured.numel() == 0:
+            return None
+        # Scaling a gradient by s adds ln(s) to its differential entropy; the min-max histogram can't see it.
+        shift = 0.0 if self.config.entropy_estimator == "histogram_minmax" else math.log(scale)
+        return [value - shift for value in measured.tolist()]
+
+    def _advance(self, finite: bool, entropies: list[float] | None) -> None:
+        step, controller, plan = self._collected, self.controller, self.controller.plan
+        rate = self.learning_rate()
+        self.last = StepRecord(
+            step=controller.step,
+            phase=controller.phase,
+            compressed=bool(step.futures) and finite,
+            finite=finite,
+            rank=plan.rank,
+            ranks=plan.ranks,
+            entropy=_finite_mean(entropies or []),
+            learning_rate=rate,
+            sent_bytes=self.exchange.sent_bytes - step.sent_bytes,
+            dense_bytes=step.dense_bytes,
+            hook_s=step.hook_s,
+            wait_s=self.exchange.wait_s - step.wait_s,
+        )
+        self._collected = _Collected()
+        controller.advance(entropies, rate)
+        self.totals.add(self.last)
+        if self.last.entropy is not None:
+            self.entropy = self.last.entropy
+        if self.on_record is not None:
+            self.on_record(self.last)
+
+    def _named_gradients(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        return [(self._names[id(parameter)], grad) for parameter, grad in pairs]
+
+    def _agree(self, device: torch.device, total_steps: int | None) -> None:
+        """Compare release, config, model and run length over the workers: a difference must not become a hang."""
+        parts = {
+            "hf_edgc release": FORMAT_VERSION,
+            "EDGCConfig": self.config.digest(),
+            "model parameters": self.layout.digest() ^ zlib.crc32(repr(sorted(self._names.values())).encode()),
+            "total_steps": -1 if total_steps is None else total_steps,
+        }
+        rows = self.exchange.gather_ints(list(parts.values()), device)
+        differing = [what for what, column in zip(parts, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]
+        if differing:
+            raise RuntimeError(
+                f"The workers differ in: {', '.join(differing)}. Compression needs the same on all {len(rows)}; "
+                "start all of them with the same code, options and model."
+            )
+
+
+def edgc_hook(state: EDGCState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook of EDGC: ``ddp.register_comm_hook(state, edgc_hook)``.
+
+    Args:
+        state: what EDGC knows of this model; one for each DDP.
+        bucket: flat gradients of some parameters, in the order DDP made them ready.
+
+    Returns:
+        Future of the bucket's averaged gradients, shape (elements,). In a compressed step the futures of all
+        buckets are set when the last bucket comes in.
+    """
+    return state.reduce(bucket)
+
+
+def _finite_mean(values: list[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None

@@ -1,0 +1,75 @@
+"""What is told about each step: the record, the sums over a run, the JSONL file."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What happened in one synchronization; the keys of a line of ``edgc_steps.jsonl``.
+
+    ``rank`` is the controller's matrix rank (0: sent dense) and ``ranks`` that of each matrix in layout order;
+    ``entropy`` is the mean over the matrices in nats, averaged over the workers, None if not measured.
+    Bytes are those that one worker handed to collectives; ``hook_s`` counts the seconds spent inside the hook,
+    ``wait_s`` those of them in blocking collectives.
+    """
+
+    step: int
+    phase: str
+    compressed: bool
+    finite: bool
+    rank: int
+    ranks: tuple[int, ...]
+    entropy: float | None
+    learning_rate: float | None
+    sent_bytes: int
+    dense_bytes: int
+    hook_s: float
+    wait_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "ranks": list(self.ranks)}
+
+
+@dataclass
+class Totals:
+    """Sums over all synchronizations of a run."""
+
+    steps: int = 0
+    compressed_steps: int = 0
+    sent_bytes: int = 0
+    dense_bytes: int = 0
+    hook_s: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Count one synchronization."""
+        self.steps += 1
+        self.compressed_steps += record.compressed
+        self.sent_bytes += record.sent_bytes
+        self.dense_bytes += record.dense_bytes
+        self.hook_s += record.hook_s
+
+    @property
+    def compression_ratio(self) -> float:
+        """Dense bytes over sent bytes; larger is stronger."""
+        return self.dense_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+
+class RecordWriter:
+    """Writes records to a JSON-lines file, one a step, readable while the run goes on."""
+
+    def __init__(self, path: Path, append: bool = False) -> None:
+        """Start ``path`` anew, or go on at its end."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open("a" if append else "w", encoding="utf-8", buffering=1)
+
+    def write(self, record: StepRecord) -> None:
+        """Append one line."""
+        self._file.write(json.dumps(record.to_dict()) + "\n")
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        self._file.close()

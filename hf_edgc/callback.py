@@ -1,12 +1,15 @@
 """EDGCCallback: turns EDGC on in a Trainer that is given it, and reports what it does."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_edgc.callers import calling_instance
+from hf_edgc.callers import calling_argument, calling_instance
+from hf_edgc.checkpoint import load_state, save_state
 from hf_edgc.config import EDGCConfig
 from hf_edgc.hook import EDGCState
 from hf_edgc.plugin import EDGCPlugin
@@ -74,10 +77,13 @@ class EDGCCallback(TrainerCallback):
                 )
             return
         self._state.start_run(state.max_steps)
-        self._logged = Totals()
+        checkpoint = calling_argument(Trainer, "resume_from_checkpoint")
+        if checkpoint is not None:
+            load_state(self._state, checkpoint)
+        self._logged = replace(self._state.totals)
         if state.is_world_process_zero:
             path = self._record_path if self._record_path is not None else Path(args.output_dir or ".") / RECORD_FILE
-            self._writer = RecordWriter(path, append=state.global_step > 0)
+            self._writer = RecordWriter(path, first_step=self._state.controller.step)
             self._state.on_record = self._writer.write
 
     def on_log(
@@ -94,6 +100,11 @@ class EDGCCallback(TrainerCallback):
         figures = self._figures(self._state, self._state.last)
         logs.update(figures)
         state.log_history[-1].update(figures)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write our state into the checkpoint that Trainer has just written."""
+        if self._state is not None and not args.save_only_model:
+            save_state(self._state, Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -137,9 +148,11 @@ class EDGCCallback(TrainerCallback):
             "edgc/sent_mb": sent / steps / 1e6,
             "edgc/hook_s": (totals.hook_s - before.hook_s) / steps,
         }
-        if state.entropy is not None:
-            figures["edgc/entropy"] = state.entropy
-        self._logged = Totals(**vars(totals))
+        if state.measured is not None:
+            figures["edgc/grad_norm_dense"] = state.measured.grad_norm
+            if state.measured.mean_entropy is not None:
+                figures["edgc/entropy"] = state.measured.mean_entropy
+        self._logged = replace(totals)
         return figures
 
 

@@ -1,6 +1,7 @@
 """EDGCConfig: every option of the compression, once, for the API, the command line and the docs."""
 
 import math
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -80,6 +81,23 @@ class EDGCConfig:
     error_feedback: bool = _option(
         True, "Add what compression dropped to the next gradient. Turning it off costs quality at once."
     )
+    error_dtype: Literal["float32", "bfloat16"] = _option(
+        "float32", "Data type in which error feedback is kept between steps; bfloat16 halves its memory."
+    )
+    error_device: Literal["gradient", "cpu"] = _option(
+        "gradient",
+        "Where error feedback is kept between steps: beside the gradient, or in host memory, which costs two copies "
+        "a step.",
+    )
+    include: list[str] | None = _option(  # noqa: RUF009 (ruff takes the list in the type for a mutable default)
+        None, "Compress only parameters whose name matches one of these patterns (shell style, as '*.mlp.*')."
+    )
+    exclude: list[str] | None = _option(  # noqa: RUF009
+        None, "Send parameters dense whose name matches one of these patterns (shell style, as '*wpe*')."
+    )
+    require_state: bool = _option(
+        False, "Stop if a checkpoint to resume from has no usable EDGC state, instead of going on with a fresh one."
+    )
     compression_seed: int = _option(
         0, "Seed of the first random factors; with the parameter name and the step it fixes every draw."
     )
@@ -125,25 +143,28 @@ class EDGCConfig:
     def warmup_steps(self, total_steps: int | None) -> tuple[int, int]:
         """Fewest and most dense steps before compression, for a run of ``total_steps``.
 
-        Raises:
-            ValueError: a warm-up is asked for and the length of the run is not known.
+        A warm-up in a run of unknown length (None) has no end; ``check_run_length`` refuses it.
         """
         if self.warmup_fraction == 0.0 or self.mode == "none":
             return 0, 0
         if total_steps is None:
-            raise ValueError(
-                f"warmup_fraction={self.warmup_fraction} is a share of the run, whose length is not known: pass "
-                "total_steps (EDGCPlugin(config, total_steps=...)) or use warmup_fraction=0."
-            )
+            return sys.maxsize, sys.maxsize
         return math.ceil(self.warmup_fraction * total_steps), math.ceil(self.warmup_max_fraction * total_steps)
 
-    def check_run_length(self, total_steps: int) -> None:
+    def check_run_length(self, total_steps: int | None) -> None:
         """Refuse a window or a warm-up that leaves no step to act on.
 
         Raises:
-            ValueError: names the option, its value in steps and the length of the run.
+            ValueError: names the option, its value and the length of the run.
         """
         if self.mode == "none":
+            return
+        if total_steps is None:
+            if self.warmup_fraction > 0.0:
+                raise ValueError(
+                    f"EDGC option warmup_fraction={self.warmup_fraction} is a share of the run, whose length is not "
+                    "known: pass total_steps (EDGCPlugin(config, total_steps=...)) or use warmup_fraction=0."
+                )
             return
         if self.mode == "edgc" and self.window_steps is not None and self.window_steps > total_steps:
             allowed = f"an integer from 1 to the {total_steps} optimizer steps of this run"
@@ -196,7 +217,7 @@ def _invalid(name: str, value: object, allowed: str) -> ValueError:
 
 
 def _check_type(name: str, value: object, hint: Any) -> None:
-    """Raise ValueError unless ``value`` fits ``hint`` (bool, int, float, Literal or an optional of these)."""
+    """Raise ValueError unless ``value`` fits ``hint`` (a plain type, list[str], Literal or an optional of these)."""
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise _invalid(name, value, "one of " + ", ".join(get_args(hint)))
@@ -204,8 +225,10 @@ def _check_type(name: str, value: object, hint: Any) -> None:
     kinds = get_args(hint) or (hint,)
     if value is None and type(None) in kinds:
         return
+    if list[str] in kinds and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return
     if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
         return
     if not any(type(value) is kind for kind in kinds):
-        wanted = " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
+        wanted = " or ".join("none" if kind is type(None) else getattr(kind, "__name__", str(kind)) for kind in kinds)
         raise _invalid(name, value, f"a value of type {wanted}")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hf_edgc.config import EDGCConfig
@@ -115,23 +115,40 @@ class Controller:
                 self._end_window(learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as plain numbers and lists."""
-        return asdict(self._progress)
+        """Everything needed to go on, as plain numbers, strings and lists."""
+        return {"matrices": [matrix.name for matrix in self._matrices], **asdict(self._progress)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict()`` of a controller of the same model.
+    def load_state_dict(self, state: dict[str, Any], same_config: bool = True) -> None:
+        """Go on from ``state_dict()`` of a controller of a like model.
+
+        Matrices are known by their names: those that are new have no history, those that are gone are dropped.
+        With another config the step and the phase are kept, and the ranks start as the config says.
 
         Raises:
-            ValueError: the state belongs to another set of matrices or lacks fields.
+            ValueError: the state lacks fields or has unknown ones.
         """
         try:
-            progress = _Progress(**state)
-        except TypeError as error:
+            fields = dict(state)
+            names = fields.pop("matrices")
+            progress = _Progress(**fields)
+        except (KeyError, TypeError) as error:
             raise ValueError(f"controller state does not fit this version: {error}") from error
-        lists = [progress.first_entropies, progress.reference_entropies, *progress.window]
-        if any(entropies is not None and len(entropies) != len(self._matrices) for entropies in lists):
-            raise ValueError(f"controller state is not that of a model with {len(self._matrices)} matrices")
+        if not same_config:
+            progress = replace(
+                self._progress,
+                step=progress.step,
+                compressing=self._config.mode != "none" and (progress.compressing or self._warmup_ceiling == 0),
+                peak_learning_rate=progress.peak_learning_rate,
+            )
+        progress.window = [self._by_name(names, row) for row in progress.window]
+        for name in ("first_entropies", "reference_entropies"):
+            row = getattr(progress, name)
+            setattr(progress, name, None if row is None else self._by_name(names, row))
         self._progress = progress
+
+    def _by_name(self, names: Sequence[str], row: Sequence[float]) -> list[float]:
+        known = dict(zip(names, row, strict=True))
+        return [known.get(matrix.name, math.nan) for matrix in self._matrices]
 
     def _maybe_end_warmup(self) -> None:
         progress = self._progress

@@ -16,18 +16,23 @@ class Exchange:
     collectives issued from future callbacks pair up wrongly on gloo.
 
     Attributes:
+        workers: how many there are.
+        worker: which one this is, from 0.
         sent_bytes: bytes that this worker has handed to collectives.
         wait_s: seconds spent in blocking collectives.
         collectives: number of collectives issued.
+        peak_buffer_bytes: largest set of flat buffers that one ``mean`` has filled.
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         """Use ``process_group``, or the default group."""
         self.group = process_group if process_group is not None else dist.group.WORLD
         self.workers = dist.get_world_size(self.group)
+        self.worker = dist.get_rank(self.group)
         self.sent_bytes = 0
         self.wait_s = 0.0
         self.collectives = 0
+        self.peak_buffer_bytes = 0
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Means of ``tensors`` over the workers, same shapes and dtypes; the inputs are not changed.
@@ -35,6 +40,7 @@ class Exchange:
         One collective for each dtype, over one flat buffer.
         """
         results: list[Tensor | None] = [None] * len(tensors)
+        before = self.sent_bytes
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             flat = torch.cat([tensors[i].reshape(-1) for i in members])
@@ -42,6 +48,7 @@ class Exchange:
             parts = torch.split(flat, [tensors[i].numel() for i in members])
             for i, part in zip(members, parts, strict=True):
                 results[i] = part.view(tensors[i].shape)
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, self.sent_bytes - before)
         return [result for result in results if result is not None]
 
     def mean_later(self, buffer: Tensor) -> torch.futures.Future[Tensor]:

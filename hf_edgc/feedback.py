@@ -5,14 +5,23 @@ from torch import Tensor
 
 
 class ErrorFeedback:
-    """Errors of one worker by parameter name, float32, in unscaled units (loss scale divided out).
+    """Errors of one worker by parameter name, in unscaled units (loss scale divided out).
 
     Source: EDGC (arXiv 2511.10333, DAC) as in PowerSGD, algorithm 2. The errors are never reset or decayed.
+
+    Args:
+        enabled: False lets all errors go.
+        dtype: type in which errors are kept between steps; bfloat16 halves their memory.
+        device: where they are kept between steps; None: beside the gradient.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
-        """Keep errors, or (``enabled=False``) let them go."""
+    def __init__(
+        self, enabled: bool = True, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> None:
+        """See the class."""
         self.enabled = enabled
+        self.dtype = dtype
+        self.device = device
         self.errors: dict[str, Tensor] = {}
 
     def compensated(self, name: str, grad: Tensor, scale: float) -> Tensor:
@@ -24,23 +33,24 @@ class ErrorFeedback:
         if scale != 1.0:
             matrix = matrix.div_(scale) if matrix is grad else matrix / scale
         error = self.errors.get(name)
-        return matrix if error is None else matrix.add_(error)
+        return matrix if error is None else matrix.add_(error.to(matrix.device))
 
     def withdraw(self, name: str, matrix: Tensor, grad: Tensor, scale: float) -> None:
         """Undo ``compensated`` in ``grad``, up to rounding, and keep the error as it was."""
         if matrix is grad:
             error = self.errors.get(name)
             if error is not None:
-                grad.sub_(error)
+                grad.sub_(error.to(grad.device))
             if scale != 1.0:
                 grad.mul_(scale)
 
     def keep(self, name: str, matrix: Tensor, local: Tensor) -> None:
-        """Remember ``matrix - local`` (rows, cols), what was not sent of ``matrix``."""
+        """Remember ``matrix - local`` (rows, cols), what was not sent of ``matrix``; ``local`` may be overwritten."""
         if not self.enabled:
             return
+        left = torch.sub(matrix, local, out=local)
         error = self.errors.get(name)
         if error is None:
-            self.errors[name] = matrix - local
+            self.errors[name] = left.to(self.device or left.device, self.dtype)
         else:
-            torch.sub(matrix, local, out=error)
+            error.copy_(left)

@@ -1,6 +1,5 @@
 """EDGCState and edgc_hook: DDP's communication hook, named and used as torch names its own pairs."""
 
-import math
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -11,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
 
-from hf_edgc import entropy
 from hf_edgc.codecs import LowRank
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
 from hf_edgc.exchange import Exchange
 from hf_edgc.feedback import ErrorFeedback
 from hf_edgc.layout import build_layout
+from hf_edgc.measurement import Measured, Measurement
 from hf_edgc.records import StepRecord, Totals
 from hf_edgc.reduction import Item, Reducer
 
@@ -29,13 +28,13 @@ FORMAT_VERSION = 1
 class _Collected:
     """What has come in of the current step; byte and time counts hold the exchange's values at its start."""
 
-    sent_bytes: int = 0
-    wait_s: float = 0.0
+    measurement: Measurement
+    sent_bytes: int
+    wait_s: float
     hook_s: float = 0.0
     dense_bytes: int = 0
     items: list[Item] = field(default_factory=list)
-    dense: list[Tensor] = field(default_factory=list)
-    entropies: list[tuple[list[str], Tensor]] = field(default_factory=list)
+    dense: list[tuple[str, Tensor]] = field(default_factory=list)
     futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = field(default_factory=list)
 
 
@@ -51,8 +50,10 @@ class EDGCState:
         layout: which parameters are compressed and why the others are not.
         controller: decides the ranks; its plan changes at step boundaries only.
         totals: sums over the run.
+        parameter_bytes: of all parameters that are synchronized.
+        dense_gradient_bytes: of the gradients among them that are never compressed.
         last: record of the last synchronization, or None.
-        entropy: last measured mean entropy in nats, or None.
+        measured: last measured entropies and gradient norm, or None.
         on_record: called with each record on this worker.
         learning_rate: set by whoever knows the optimizer; None leaves the learning rate out of the decisions.
         loss_scale: called once a step; gradients are that many times too large at hook time.
@@ -75,7 +76,16 @@ class EDGCState:
         self.config = config
         self.layout = build_layout(((name, tuple(parameter.shape)) for name, parameter in trainable), config)
         self.exchange = Exchange(process_group)
-        self.reducer = Reducer(self.exchange, ErrorFeedback(config.error_feedback), config.compression_seed)
+        self.parameter_bytes = sum(p.numel() * p.element_size() for _, p in trainable)
+        uncompressed = {dense.name for dense in self.layout.dense}
+        self.dense_gradient_bytes = sum(p.numel() * p.element_size() for n, p in trainable if n in uncompressed)
+        self.device = trainable[0][1].device if trainable else torch.device("cpu")
+        feedback = ErrorFeedback(
+            config.error_feedback,
+            getattr(torch, config.error_dtype),
+            torch.device("cpu") if config.error_device == "cpu" else None,
+        )
+        self.reducer = Reducer(self.exchange, feedback, config.compression_seed)
         self.start_run(total_steps)
         self.on_record: Callable[[StepRecord], None] | None = None
         self.learning_rate: Callable[[], float | None] = lambda: None
@@ -83,8 +93,8 @@ class EDGCState:
         # Buckets are rebuilt and have no stable index, so everything is keyed by parameter name.
         self._names = {id(parameter): name for name, parameter in trainable}
         self._matrix_index = {matrix.name: index for index, matrix in enumerate(self.layout.matrices)}
-        self._collected = _Collected()
-        self._agree(trainable[0][1].device if trainable else torch.device("cpu"), total_steps)
+        self._collected = self._empty()
+        self._agree(total_steps)
 
     def start_run(self, total_steps: int | None) -> None:
         """Begin a run of ``total_steps`` optimizer steps: new controller and totals, same errors and factors.
@@ -94,42 +104,39 @@ class EDGCState:
         """
         if total_steps is not None:
             self.config.check_run_length(total_steps)
+        self._total_steps = total_steps
         self.controller = Controller(self.config, self.layout.matrices, total_steps)
         self.totals = Totals()
         self.last: StepRecord | None = None
-        self.entropy: float | None = None
+        self.measured: Measured | None = None
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of the step; its future holds the averaged gradients once all can be known."""
         start = time.perf_counter()
         if bucket.index() == 0:
             # Also drops what a backward that raised had left behind.
-            self._collected = _Collected(sent_bytes=self.exchange.sent_bytes, wait_s=self.exchange.wait_s)
+            self._collected = self._empty()
+            self.config.check_run_length(self._total_steps)  # Trainer tells the length after the wrapping
         step = self._collected
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
         if self.controller.wants_entropies:
-            self._measure(bucket)
+            offset = self.controller.step // self.config.entropy_every
+            step.measurement.add(self._named_gradients(bucket), bucket.buffer(), offset)
         compress = self.controller.plan.compress
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
-            finite, entropies = self._finish_compressed() if step.futures else self._finish_dense()
+            device = bucket.buffer().device
+            finite, measured = self._finish_compressed() if step.futures else self._finish_dense(device)
             step.hook_s += time.perf_counter() - start
-            self._advance(finite, entropies)
+            self._advance(finite, measured)
         else:
             step.hook_s += time.perf_counter() - start
         return future
 
-    def owns_any(self, parameter_ids: set[int]) -> bool:
-        """Whether any of our parameters, by ``id``, is among ``parameter_ids``."""
-        return not parameter_ids.isdisjoint(self._names)
-
-    def _measure(self, bucket: GradBucket) -> None:
-        found = [(name, grad) for name, grad in self._named_gradients(bucket) if name in self._matrix_index]
-        offset = self.controller.step // self.config.entropy_every
-        values = entropy.measure(
-            [grad for _, grad in found], self.config.entropy_estimator, self.config.entropy_fraction, offset
-        )
-        self._collected.entropies.append(([name for name, _ in found], values))
+    @property
+    def parameter_ids(self) -> set[int]:
+        """``id`` of each parameter that is synchronized."""
+        return set(self._names)
 
     def _collect(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         step = self._collected
@@ -138,7 +145,7 @@ class EDGCState:
         for name, grad in self._named_gradients(bucket):
             index = self._matrix_index.get(name)
             if index is None:
-                step.dense.append(grad)
+                step.dense.append((name, grad))
             else:
                 matrix = self.layout.matrices[index]
                 step.items.append(Item(name, grad.view(matrix.rows, matrix.cols), LowRank(ranks[index], dtype)))
@@ -147,43 +154,30 @@ class EDGCState:
         step.futures.append((future, bucket.buffer()))
         return future
 
-    def _finish_compressed(self) -> tuple[bool, list[float] | None]:
+    def _finish_compressed(self) -> tuple[bool, Measured | None]:
         step = self._collected
-        device = step.futures[0][1].device
         scale = self.loss_scale()
-        measured = self.reducer.reduce(
-            step.items, step.dense, self._entropy_vector(device), scale, self.controller.step
-        )
-        if measured is None:
+        # In layout order, whatever the buckets: they differ between a run and its continuation.
+        items = sorted(step.items, key=lambda item: self._matrix_index[item.name])
+        dense = [grad for _, grad in sorted(step.dense, key=lambda pair: pair[0])]
+        numbers = step.measurement.vector(step.futures[0][1].device)
+        means = self.reducer.reduce(items, dense, numbers, scale, self.controller.step)
+        if means is None:
             # Not finite somewhere: what plain DDP would have given goes through, so that a scaler sees it.
             for _, buffer in step.futures:
                 self.exchange.mean_later(buffer).wait()
         for future, buffer in step.futures:
             future.set_result(buffer)
-        return measured is not None, self._unscaled(measured, scale)
+        return means is not None, step.measurement.read(means, scale)
 
-    def _finish_dense(self) -> tuple[bool, list[float] | None]:
-        if not self._collected.entropies:
+    def _finish_dense(self, device: torch.device) -> tuple[bool, Measured | None]:
+        numbers = self._collected.measurement.vector(device)
+        if numbers.numel() == 0:
             return True, None
-        (measured,) = self.exchange.mean([self._entropy_vector(self._collected.entropies[0][1].device)])
-        return True, self._unscaled(measured, self.loss_scale())
+        (means,) = self.exchange.mean([numbers])
+        return True, self._collected.measurement.read(means, self.loss_scale())
 
-    def _entropy_vector(self, device: torch.device) -> Tensor:
-        """Entropies in layout order, shape (matrices,), or empty if this step is not measured."""
-        vector = torch.empty(len(self._matrix_index) if self._collected.entropies else 0, device=device)
-        for names, values in self._collected.entropies:
-            if names:
-                vector[[self._matrix_index[name] for name in names]] = values.to(device)
-        return vector
-
-    def _unscaled(self, measured: Tensor | None, scale: float) -> list[float] | None:
-        if measured is None or measured.numel() == 0:
-            return None
-        # Scaling a gradient by s adds ln(s) to its differential entropy; the min-max histogram can't see it.
-        shift = 0.0 if self.config.entropy_estimator == "histogram_minmax" else math.log(scale)
-        return [value - shift for value in measured.tolist()]
-
-    def _advance(self, finite: bool, entropies: list[float] | None) -> None:
+    def _advance(self, finite: bool, measured: Measured | None) -> None:
         step, controller, plan = self._collected, self.controller, self.controller.plan
         rate = self.learning_rate()
         self.last = StepRecord(
@@ -193,26 +187,29 @@ class EDGCState:
             finite=finite,
             rank=plan.rank,
             ranks=plan.ranks,
-            entropy=_finite_mean(entropies or []),
+            entropy=measured.mean_entropy if measured is not None else None,
+            grad_norm=measured.grad_norm if measured is not None else None,
             learning_rate=rate,
             sent_bytes=self.exchange.sent_bytes - step.sent_bytes,
             dense_bytes=step.dense_bytes,
             hook_s=step.hook_s,
             wait_s=self.exchange.wait_s - step.wait_s,
         )
-        self._collected = _Collected()
-        controller.advance(entropies, rate)
+        controller.advance(measured.entropies if measured is not None else None, rate)
         self.totals.add(self.last)
-        if self.last.entropy is not None:
-            self.entropy = self.last.entropy
+        self.measured = measured if measured is not None else self.measured
+        self._collected = self._empty()
         if self.on_record is not None:
             self.on_record(self.last)
+
+    def _empty(self) -> _Collected:
+        return _Collected(Measurement(self.config, self._matrix_index), self.exchange.sent_bytes, self.exchange.wait_s)
 
     def _named_gradients(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
         return [(self._names[id(parameter)], grad) for parameter, grad in pairs]
 
-    def _agree(self, device: torch.device, total_steps: int | None) -> None:
+    def _agree(self, total_steps: int | None) -> None:
         """Compare release, config, model and run length over the workers: a difference must not become a hang."""
         parts = {
             "hf_edgc release": FORMAT_VERSION,
@@ -220,7 +217,7 @@ class EDGCState:
             "model parameters": self.layout.digest() ^ zlib.crc32(repr(sorted(self._names.values())).encode()),
             "total_steps": -1 if total_steps is None else total_steps,
         }
-        rows = self.exchange.gather_ints(list(parts.values()), device)
+        rows = self.exchange.gather_ints(list(parts.values()), self.device)
         differing = [what for what, column in zip(parts, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]
         if differing:
             raise RuntimeError(
@@ -241,8 +238,3 @@ def edgc_hook(state: EDGCState, bucket: GradBucket) -> torch.futures.Future[torc
         buckets are set when the last bucket comes in.
     """
     return state.reduce(bucket)
-
-
-def _finite_mean(values: list[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from hf_edgc.config import EDGCConfig
 
@@ -68,6 +69,8 @@ def build_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], config: EDGCConf
         elements = _product(shape)
         if config.mode == "none":
             dense.append(Dense(name, elements, "mode none"))
+        elif _matches(name, config.exclude) or (config.include is not None and not _matches(name, config.include)):
+            dense.append(Dense(name, elements, "left out by include or exclude"))
         elif len(shape) < 2 or elements == 0:
             dense.append(Dense(name, elements, "fewer than two dimensions" if elements else "empty"))
         else:
@@ -79,6 +82,10 @@ def build_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], config: EDGCConf
             else:
                 matrices.append(Matrix(name, rows, cols, most))
     return Layout(tuple(matrices), tuple(dense))
+
+
+def _matches(name: str, patterns: list[str] | None) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns or [])
 
 
 def _product(shape: tuple[int, ...]) -> int:

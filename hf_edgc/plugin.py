@@ -14,9 +14,11 @@ from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_edgc.callers import calling_instance
+from hf_edgc.checkpoint import load_state, save_state
 from hf_edgc.config import EDGCConfig
 from hf_edgc.hook import EDGCState, edgc_hook
 from hf_edgc.logs import get_logger, is_main_process
+from hf_edgc.memory import expected_memory
 from hf_edgc.optimizers import LearningRate, listen
 from hf_edgc.records import StepRecord
 
@@ -68,7 +70,7 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         self.on_record = on_record
         # Weak keys: a model that is freed takes its state along.
         self._states: weakref.WeakKeyDictionary[DistributedDataParallel, EDGCState] = weakref.WeakKeyDictionary()
-        self._seen_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._hooked: weakref.WeakSet[Accelerator] = weakref.WeakSet()
         self._diagnosed = False
         listen(self)
 
@@ -159,13 +161,17 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         state.on_record = self.on_record
         if accelerator is not None:
             state.loss_scale = _LossScale(accelerator)
+            state.learning_rate = LearningRate(accelerator, state.parameter_ids)
+            self._save_with(accelerator)
         self._states[ddp] = state
         self._diagnosed = True
         if is_main_process():
-            get_logger().info("%s on %d workers\n%s", self.config.mode, state.exchange.workers, state.layout.describe())
+            note = f" ({self.config.error_dtype})" if self.config.error_device == "gradient" else " (host memory)"
+            lines = [state.layout.describe(), expected_memory(state).describe(note)]
+            get_logger().info("%s on %d workers\n%s", self.config.mode, state.exchange.workers, "\n".join(lines))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learn the learning rate, and at the first step whether EDGC is on at all."""
+        """Find out at the first step whether EDGC is on at all."""
         if not self._diagnosed:
             self._diagnosed = True  # said once
             check_supported(PartialState())
@@ -176,13 +182,29 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
                     "accelerator.prepare (not evaluation_mode=True) before training.",
                     stacklevel=2,
                 )
-        if optimizer in self._seen_optimizers:
+
+    def _save_with(self, accelerator: Accelerator) -> None:
+        """Write and read our state in ``accelerator.save_state`` and ``load_state``.
+
+        ``register_for_checkpointing`` would write the first worker's errors for everybody.
+        """
+        if accelerator in self._hooked:
             return
-        self._seen_optimizers.add(optimizer)
-        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for state in self.states:
-            if state.owns_any(owned):
-                state.learning_rate = LearningRate(optimizer)
+        self._hooked.add(accelerator)
+        plugin = weakref.ref(self)
+
+        def save(models: Any, weights: Any, output_dir: str) -> None:
+            alive = plugin()
+            for index, state in enumerate(alive.states if alive is not None else []):
+                save_state(state, output_dir, index)
+
+        def load(models: Any, input_dir: str) -> None:
+            alive = plugin()
+            for index, state in enumerate(alive.states if alive is not None else []):
+                load_state(state, input_dir, index)
+
+        accelerator.register_save_state_pre_hook(save)
+        accelerator.register_load_state_pre_hook(load)
 
     def _ddp_options(self) -> dict[str, Any]:
         return {spec.name: getattr(self, spec.name) for spec in fields(DistributedDataParallelKwargs)}

@@ -11,7 +11,8 @@ class StepRecord:
     """What happened in one synchronization; the keys of a line of ``edgc_steps.jsonl``.
 
     ``rank`` is the controller's matrix rank (0: sent dense) and ``ranks`` that of each matrix in layout order;
-    ``entropy`` is the mean over the matrices in nats, averaged over the workers, None if not measured.
+    ``entropy`` (mean over the matrices, nats) and ``grad_norm`` (2-norm of a worker's gradient before compression)
+    are averaged over the workers, None if not measured.
     Bytes are those that one worker handed to collectives; ``hook_s`` counts the seconds spent inside the hook,
     ``wait_s`` those of them in blocking collectives.
     """
@@ -23,6 +24,7 @@ class StepRecord:
     rank: int
     ranks: tuple[int, ...]
     entropy: float | None
+    grad_norm: float | None
     learning_rate: float | None
     sent_bytes: int
     dense_bytes: int
@@ -61,10 +63,12 @@ class Totals:
 class RecordWriter:
     """Writes records to a JSON-lines file, one a step, readable while the run goes on."""
 
-    def __init__(self, path: Path, append: bool = False) -> None:
-        """Start ``path`` anew, or go on at its end."""
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        """Start ``path`` anew, or keep its records of the steps before ``first_step`` and go on after them."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a" if append else "w", encoding="utf-8", buffering=1)
+        kept = _records_before(path, first_step)
+        self._file: TextIO = path.open("w", encoding="utf-8", buffering=1)
+        self._file.writelines(kept)
 
     def write(self, record: StepRecord) -> None:
         """Append one line."""
@@ -73,3 +77,17 @@ class RecordWriter:
     def close(self) -> None:
         """Close the file; further calls do nothing."""
         self._file.close()
+
+
+def _records_before(path: Path, step: int) -> list[str]:
+    """Whole lines of ``path`` for the steps before ``step``; a run that was killed may have written more."""
+    if step == 0 or not path.exists():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] < step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            break  # cut off in the middle
+    return kept

@@ -75,6 +75,8 @@ def test_the_hook_is_on_whatever_the_order_of_calls(run_workers, tmp_path, way):
         figures = next(entry for entry in history if "loss" in entry)
         assert figures["edgc/compression_ratio"] > 2 and figures["edgc/sent_mb"] > 0
         assert figures["edgc/rank_mean"] > 0 and figures["edgc/hook_s"] > 0 and figures["edgc/entropy"] < 0
+        # the norm of one worker's gradient, which averaging over workers and compression make smaller
+        assert figures["edgc/grad_norm_dense"] > 0.5 * figures["grad_norm"] > 0
     records = [json.loads(line) for line in (tmp_path / "edgc_steps.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(8))
     assert all(record["compressed"] and record["learning_rate"] is not None for record in records[1:])

@@ -72,11 +72,11 @@ def test_conservation_what_was_not_decoded_is_the_error(case):
                 for feedback, gradient in zip(feedbacks, gradients, strict=True)
             ]
             went_in = torch.stack([matrix.double() for matrix in matrices]).mean(0)
+            size = max(matrix.abs().max().item() for matrix in matrices) * math.sqrt(rows * cols)
             results, _ = exchange(codec, matrices, slots, seed=step)
             for feedback, matrix, decoded in zip(feedbacks, matrices, results, strict=True):
                 feedback.keep("w", matrix, decoded.local)
             errors = torch.stack([feedback.errors["w"].double() for feedback in feedbacks]).mean(0)
-            size = max(matrix.abs().max().item() for matrix in matrices) * math.sqrt(rows * cols)
             # The share is decoded from what was sent; only the rounding of the averaging itself can be lost.
             difference = (errors + results[0].mean.double() - went_in).abs().max().item()
             assert difference <= 4 * factor_rounding(codec) * size

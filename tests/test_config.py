@@ -65,7 +65,7 @@ def test_run_length():
     with pytest.raises(ValueError, match=r"warmup_fraction=0.95 .* fills all 10 optimizer steps"):
         EDGCConfig(warmup_fraction=0.95, warmup_max_fraction=0.95).check_run_length(10)
     with pytest.raises(ValueError, match="length is not known: pass total_steps"):
-        EDGCConfig(warmup_fraction=0.1).warmup_steps(None)
+        EDGCConfig(warmup_fraction=0.1).check_run_length(None)
 
 
 def test_the_digest_sees_every_option():
@@ -77,7 +77,8 @@ def test_the_digest_sees_every_option():
             {"warmup_fraction": 0.1}, {"warmup_max_fraction": 0.5}, {"error_model": "paper"}, {"lr_exponent": 0.0},
             {"entropy_estimator": "gaussian"}, {"entropy_every": 5}, {"entropy_fraction": 0.5},
             {"min_compression_ratio": 3.0}, {"factor_dtype": "bfloat16"}, {"error_feedback": False},
-            {"compression_seed": 1},
+            {"compression_seed": 1}, {"error_dtype": "bfloat16"}, {"error_device": "cpu"}, {"include": ["a"]},
+            {"exclude": ["a"]}, {"require_state": True},
         )
     ]  # fmt: skip
     assert len({config.digest() for config in [base, *changed]}) == len(dataclasses.fields(EDGCConfig)) + 1
@@ -100,6 +101,18 @@ def test_layout_says_why_a_parameter_is_dense():
     }
     text = layout.describe()
     assert "compressing 2 matrices" in text and "saves less than 2 x at rank 8: 1 tensors, 6,144 (thin)" in text
+
+
+def test_include_and_exclude_go_by_name():
+    shapes = [(name, (96, 96)) for name in ("h.0.mlp.c_fc", "h.0.attn.c_attn", "wte")]
+
+    def compressed(**options):
+        return [matrix.name for matrix in build_layout(shapes, EDGCConfig(max_rank=8, **options)).matrices]
+
+    assert compressed(include=["*.mlp.*", "wte"]) == ["h.0.mlp.c_fc", "wte"]
+    assert compressed(exclude=["*attn*"]) == ["h.0.mlp.c_fc", "wte"]
+    assert compressed(include=["h.*"], exclude=["*attn*"]) == ["h.0.mlp.c_fc"]
+    assert compressed(include=[]) == []
 
 
 def test_the_layout_digest_sees_names_shapes_and_options():

@@ -151,10 +151,25 @@ def test_state_dict_resumes_exactly(cut, walk, model):
     assert ranks == expected
 
 
-def test_a_state_of_another_model_or_version_is_refused():
-    saved = Controller(config(), [WIDE])
-    run(saved, lambda step: [-3.0], 20)
-    with pytest.raises(ValueError, match="not that of a model with 2 matrices"):
-        Controller(config(), [WIDE, SMALL]).load_state_dict(saved.state_dict())
-    with pytest.raises(ValueError, match="does not fit this version"):
-        Controller(config(), [WIDE]).load_state_dict({"unknown": 1})
+def test_a_state_of_another_model_is_read_by_name():
+    saved = Controller(config(rank=20), [WIDE, SMALL])
+    run(saved, lambda step: [-3.0, -1.0], 20)
+    other = Controller(config(rank=20), [SMALL, Matrix("new", 512, 512, 100)])
+    other.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert other.step == 20
+    run(other, lambda step: [-1.2, -7.0], 10)  # "new" has no reference, so only "small" speaks
+    assert other.target_rank == pytest.approx(ef_rank(10, -1.0, -1.2, 64, 96))
+
+
+def test_another_config_keeps_step_and_phase_and_starts_its_own_ranks():
+    saved = Controller(config(rank=20, warmup_fraction=0.1), [WIDE], total_steps=100)
+    run(saved, lambda step: [-3.0], 40)
+    other = Controller(config(rank=12, warmup_fraction=0.1), [WIDE], total_steps=100)
+    other.load_state_dict(saved.state_dict(), same_config=False)
+    assert (other.step, other.phase, other.plan.rank) == (40, "compress", 12)
+
+
+def test_a_state_of_another_version_is_refused():
+    for broken in ({"unknown": 1}, {"matrices": [], "unknown": 1}):
+        with pytest.raises(ValueError, match="does not fit this version"):
+            Controller(config(), [WIDE]).load_state_dict(broken)

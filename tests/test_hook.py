@@ -71,13 +71,13 @@ def poisoned(bad, where, scale_of_step, only_worker):
         if not scale_of_step:
             for step in range(3):
                 synchronized(ddp, gradients_for(SHAPES, step))
-        before, entropy = snapshot(state), state.entropy
+        before, measured = snapshot(state), state.measured
         gradients = gradients_for(SHAPES, 3)
         if only_worker is None or dist.get_rank() == only_worker:
             gradients[where].view(-1)[5] = bad
         result = synchronized(ddp, gradients)
         passed = not state.last.finite and not state.last.compressed and state.last.entropy is None
-        passed &= unchanged(before, snapshot(state)) and state.entropy == entropy
+        passed &= unchanged(before, snapshot(state)) and state.measured == measured
         passed &= not result[where].isfinite().all()
         finite = [name for name in SHAPES if name != where]
         for name in finite:  # the other tensors are what plain DDP gives
@@ -134,7 +134,10 @@ def scaled_run(scales):
         for step, scale in enumerate(scales):
             state.loss_scale = lambda scale=scale: scale
             result = synchronized(ddp, gradients_for(SHAPES, step, scale=scale))
-            outputs.append([gradient / scale for gradient in result.values()] + [torch.tensor(state.entropy)])
+            outputs.append(
+                [gradient / scale for gradient in result.values()]
+                + [torch.tensor(state.measured.mean_entropy), torch.tensor(state.measured.grad_norm)]
+            )
         return outputs, list(snapshot(state).values())
 
 

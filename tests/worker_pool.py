@@ -27,10 +27,14 @@ class WorkerPool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, function, timeout_s, **kwargs):
-        """Results in worker order; raises the first worker's error, or TimeoutError (then the pool is dead)."""
+    def start(self, function, **kwargs):
+        """Let all workers begin; nobody waits for them."""
         for pipe in self._pipes:
             pipe.send((function, kwargs))
+
+    def run(self, function, timeout_s, **kwargs):
+        """Results in worker order; raises the first worker's error, or TimeoutError (then the pool is dead)."""
+        self.start(function, **kwargs)
         deadline = time.monotonic() + timeout_s
         answers = []
         for index, pipe in enumerate(self._pipes):

@@ -1,0 +1,203 @@
+"""EDGC's state on disk: one file for each worker's errors, one shared file for everything else.
+
+All files are safetensors with a JSON header entry; nothing is unpickled. Each is written under a temporary name,
+flushed and renamed, and the shared file, which names the step of the others, comes last: a kill at any moment
+leaves the state saved before usable.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from hf_edgc.hook import FORMAT_VERSION, EDGCState
+from hf_edgc.logs import get_logger, is_main_process
+from hf_edgc.measurement import Measured
+from hf_edgc.records import Totals
+
+
+def save_state(state: EDGCState, directory: str | Path, model_index: int = 0) -> None:
+    """Write the state of one model into ``directory``; every worker must call this.
+
+    Raises:
+        RuntimeError: on every worker, if any of them could not write.
+    """
+    folder, step = Path(directory), state.controller.step
+    worker = state.exchange.worker
+    own = _worker_file(folder, model_index, step, worker)
+    header = {"step": step, "workers": state.exchange.workers, "worker": worker}
+    problem = _try_write(own, state.reducer.feedback.errors, header)
+    _raise_together(state, problem, f"could not write {own.name}")
+    # The first worker of each node writes: on a shared disk they write the same, on local disks each has its own.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        shared = _shared_file(folder, model_index)
+        problem = _try_write(shared, _shared_tensors(state), {**header, **_shared_numbers(state)})
+    _raise_together(state, problem, "could not write the shared file")
+    for stale in folder.glob(f"edgc_{model_index}_step_*_worker_{worker}.safetensors"):
+        if stale != own:
+            stale.unlink(missing_ok=True)
+
+
+def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) -> bool:
+    """Go on from what ``save_state`` wrote; every worker must call this. All of them load, or none.
+
+    With another number of workers, W' instead of W, each gets E' = (1 / W') sum_i E_i: the sum of the errors over
+    the workers is the same, so every gradient that was dropped weighs as much as those the new workers will send.
+
+    Returns:
+        Whether the state was restored. If not, it is fresh, and a warning says why.
+
+    Raises:
+        RuntimeError: the state is not usable and ``require_state`` is set; on every worker.
+    """
+    folder = Path(directory)
+    problem, shared, errors = "", None, {}
+    try:
+        shared = _read(_shared_file(folder, model_index))
+        errors = _read_errors(folder, model_index, shared[1], state)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    failed = _failed_workers(state, problem)
+    if failed or shared is None:
+        reason = problem or f"worker {failed[0]} could not read its part"
+        if state.config.require_state:
+            raise RuntimeError(f"No usable EDGC state in {folder} ({reason}), and require_state is set.")
+        if problem or is_main_process():
+            get_logger().warning("No usable EDGC state in %s (%s): going on with a fresh one.", folder, reason)
+        return False
+    notes = _restore(state, *shared, errors)
+    if is_main_process():
+        for note in notes:
+            get_logger().warning("Resuming from %s: %s", folder, note)
+    return True
+
+
+def _shared_tensors(state: EDGCState) -> dict[str, Tensor]:
+    """The codecs' slots, as ``key/parameter``."""
+    slots = state.reducer.slots.items()
+    return {f"{key}/{name}": tensor for name, slot in slots for key, tensor in slot.items()}
+
+
+def _shared_numbers(state: EDGCState) -> dict[str, Any]:
+    return {
+        "config": state.config.to_dict(),
+        "controller": state.controller.state_dict(),
+        "totals": asdict(state.totals),
+        "measured": None if state.measured is None else asdict(state.measured),
+    }
+
+
+def _restore(
+    state: EDGCState, tensors: Mapping[str, Tensor], header: Mapping[str, Any], errors: Mapping[str, Tensor]
+) -> list[str]:
+    """Put what was read into ``state``; sentences on what did not fit."""
+    notes = []
+    same_config = header["config"] == state.config.to_dict()
+    if not same_config:
+        notes.append("the EDGC options are others; errors and factors are kept, ranks start as the options say")
+    state.controller.load_state_dict(header["controller"], same_config)
+    state.totals = Totals(**header["totals"])
+    state.measured = None if header["measured"] is None else Measured(**header["measured"])
+    shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in state.layout.matrices}
+    slots = {full_name: full_name.split("/", 1)[1] for full_name in tensors}
+    dropped = {name for name, error in errors.items() if shapes.get(name) != tuple(error.shape)}
+    dropped |= {name for full, name in slots.items() if name not in shapes or shapes[name][1] != tensors[full].shape[0]}
+    if dropped:
+        notes.append(
+            f"changed, gone or now dense, so their errors and factors are dropped: {', '.join(sorted(dropped))}"
+        )
+    feedback, reducer = state.reducer.feedback, state.reducer
+    kept = {name: error for name, error in errors.items() if name not in dropped and feedback.enabled}
+    feedback.errors = {
+        name: error.to(feedback.device or state.device, feedback.dtype, copy=True) for name, error in kept.items()
+    }
+    reducer.slots = {}
+    for full, name in slots.items():
+        if name not in dropped:
+            key = full.split("/", 1)[0]
+            reducer.slots[name] = {**reducer.slots.get(name, {}), key: tensors[full].to(state.device)}
+    return notes
+
+
+def _read_errors(folder: Path, index: int, header: Mapping[str, Any], state: EDGCState) -> dict[str, Tensor]:
+    step, saved = int(header["step"]), int(header["workers"])
+    workers, worker = state.exchange.workers, state.exchange.worker
+    if saved == workers:
+        return _read(_worker_file(folder, index, step, worker))[0]
+    total: dict[str, Tensor] = {}
+    for other in range(saved):
+        for name, error in _read(_worker_file(folder, index, step, other))[0].items():
+            total[name] = total[name] + error.float() if name in total else error.float()
+    return {name: error / workers for name, error in total.items()}
+
+
+def _worker_file(folder: Path, index: int, step: int, worker: int) -> Path:
+    return folder / f"edgc_{index}_step_{step}_worker_{worker}.safetensors"
+
+
+def _shared_file(folder: Path, index: int) -> Path:
+    return folder / f"edgc_{index}_shared.safetensors"
+
+
+def _try_write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """Write atomically; the reason why that failed, or an empty string."""
+    on_host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    full = {"format": FORMAT_VERSION, "crc32": _checksum(on_host), **header}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with temporary.open("wb") as file:
+            file.write(save(on_host, {"edgc": json.dumps(full)}))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of one file.
+
+    Raises:
+        OSError, SafetensorError: the file is missing or damaged.
+        ValueError: it is not ours, of another format, or its contents changed after writing.
+    """
+    with safe_open(path, framework="pt") as file:
+        text = (file.metadata() or {}).get("edgc")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if text is None:
+        raise ValueError(f"{path.name} was not written by hf_edgc")
+    header: dict[str, Any] = json.loads(text)
+    if header.get("format") != FORMAT_VERSION:
+        raise ValueError(f"{path.name} has format {header.get('format')}, this release reads {FORMAT_VERSION}")
+    if header.get("crc32") != _checksum(tensors):
+        raise ValueError(f"{path.name} is damaged: its checksum does not match")
+    return tensors, header
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    value = 0
+    for name in sorted(tensors):
+        flat = tensors[name].reshape(-1).view(torch.uint8) if tensors[name].numel() else torch.empty(0)
+        value = zlib.crc32(flat.numpy().data, zlib.crc32(name.encode(), value))
+    return value
+
+
+def _failed_workers(state: EDGCState, problem: str) -> list[int]:
+    rows = state.exchange.gather_ints([bool(problem)], state.device)
+    return [worker for worker, row in enumerate(rows) if row[0]]
+
+
+def _raise_together(state: EDGCState, problem: str, what: str) -> None:
+    failed = _failed_workers(state, problem)
+    if failed:
+        raise RuntimeError(f"EDGC state: {what} on worker {failed[0]}{': ' + problem if problem else ''}")

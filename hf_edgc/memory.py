@@ -1,0 +1,66 @@
+"""How much memory EDGC takes on a worker: what to expect before training, and what it really holds."""
+
+from dataclasses import dataclass
+
+import torch
+
+from hf_edgc.codecs import LowRank
+from hf_edgc.hook import EDGCState
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes on one worker.
+
+    ``errors`` and ``factors`` are kept between steps; ``buffers`` is the largest set of flat buffers that one
+    exchange needs; ``parameters`` is there for comparison.
+    """
+
+    parameters: int
+    errors: int
+    factors: int
+    buffers: int
+
+    def describe(self, config_note: str = "") -> str:
+        """One line with all four in megabytes."""
+        parts = {
+            "parameters": self.parameters,
+            f"errors{config_note}": self.errors,
+            "factors": self.factors,
+            "exchange buffers": self.buffers,
+        }
+        return "memory per worker: " + ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in parts.items())
+
+
+def expected_memory(state: EDGCState) -> MemoryUse:
+    """Largest use that the options allow, all matrices at their highest rank."""
+    config, layout = state.config, state.layout
+    dtype = getattr(torch, config.factor_dtype)
+    top = config.start_rank if config.mode == "static" else config.max_rank
+    ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
+    scales = sum(4 for _, rank in ranked if LowRank(rank, dtype).rounds == 3)
+    measured_numbers = 2 * len(ranked) + 1 if config.mode == "edgc" else len(ranked)
+    plain = state.dense_gradient_bytes + 4 * measured_numbers if ranked else 0
+    rounds = [
+        plain + scales + (0 if scales else sum(matrix.rows * rank * dtype.itemsize for matrix, rank in ranked)),
+        sum(matrix.rows * rank * dtype.itemsize for matrix, rank in ranked),
+        sum(matrix.cols * rank * dtype.itemsize for matrix, rank in ranked),
+    ]
+    error_bytes = getattr(torch, config.error_dtype).itemsize if config.error_feedback else 0
+    return MemoryUse(
+        parameters=state.parameter_bytes,
+        errors=error_bytes * sum(matrix.dense_elements for matrix, _ in ranked),
+        factors=4 * sum(matrix.cols * rank for matrix, rank in ranked),
+        buffers=max(rounds),
+    )
+
+
+def measured_memory(state: EDGCState) -> MemoryUse:
+    """What is held now, and the largest exchange so far."""
+    tensors = [tensor for slot in state.reducer.slots.values() for tensor in slot.values()]
+    return MemoryUse(
+        parameters=state.parameter_bytes,
+        errors=sum(error.numel() * error.element_size() for error in state.reducer.feedback.errors.values()),
+        factors=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        buffers=state.exchange.peak_buffer_bytes,
+    )

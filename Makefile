@@ -1,10 +1,12 @@
 PYTHON ?= python3
 OUTPUT_DIR ?= runs/default
+# More options for the main job, as in: make run RUN_OPTIONS="--mode none"
+RUN_OPTIONS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check format clean
+.PHONY: setup run test check kill format clean
 
 setup: $(READY)
 
@@ -15,9 +17,15 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,dev]"
 	touch $@
 
+# A GPT-2 of 1.07 M parameters: 4 layers of 12 * 128^2, 2048 * 128 for the vocabulary, 128 * 128 positions.
+# 1400 steps of 2 workers * 4 sequences * 128 tokens: 1.4 M tokens.
 run: setup
-	$(BIN)/accelerate launch --config_file accelerate_configs/cpu_2proc.yaml run_clm_edgc.py \
-	    --output_dir $(OUTPUT_DIR)
+	OMP_NUM_THREADS=1 $(BIN)/accelerate launch --config_file accelerate_configs/cpu_2proc.yaml run_clm_edgc.py \
+	    --output_dir $(OUTPUT_DIR) --use_cpu true \
+	    --config_overrides n_embd=128,n_head=4,n_layer=4,n_positions=128,resid_pdrop=0,embd_pdrop=0,attn_pdrop=0 \
+	    --tokenizer_vocab_size 2048 --per_device_train_batch_size 4 --max_steps 1400 --learning_rate 4e-3 \
+	    --warmup_steps 100 --lr_scheduler_type cosine --max_rank 16 --logging_steps 100 \
+	    --eval_strategy steps --eval_steps 0.25 --save_strategy no $(RUN_OPTIONS)
 
 test: setup
 	$(BIN)/python -m pytest
@@ -27,6 +35,9 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+kill: setup
+	$(BIN)/python benchmarks/kill_resume.py --runs 20
 
 format: setup
 	$(BIN)/ruff format .

@@ -1,0 +1,28 @@
+"""One error for everything a user can repair, and how the script ends with it."""
+
+import os
+import sys
+import textwrap
+
+EXIT_CODE = 2
+"""What argparse exits with, too."""
+
+
+class UsageError(ValueError):
+    """Something the user passed cannot be used; the message says what, and what would do."""
+
+
+def is_main_worker() -> bool:
+    """Whether this process is the first of all; known from the launcher before any process group exists."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def report(error: UsageError) -> int:
+    """Write the message to stderr, on the main worker only.
+
+    Returns:
+        The exit code, the same on every worker.
+    """
+    if is_main_worker():
+        print(textwrap.fill(f"error: {' '.join(str(error).split())}", width=110), file=sys.stderr, flush=True)
+    return EXIT_CODE

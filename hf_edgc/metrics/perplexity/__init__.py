@@ -1,0 +1,1 @@
+"""The `evaluate` metric; load it by the path of this folder."""

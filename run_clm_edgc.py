@@ -1,0 +1,145 @@
+"""Train or evaluate a causal language model with entropy-driven gradient compression, through Trainer.
+
+accelerate launch --config_file accelerate_configs/cpu_2proc.yaml run_clm_edgc.py --output_dir out --max_steps 100
+accelerate launch --config_file accelerate_configs/cpu_2proc.yaml run_clm_edgc.py arguments.json
+"""
+
+import gc
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from transformers import Trainer, set_seed
+
+from hf_edgc import EDGCCallback
+from hf_edgc.clm.blocks import Blocks, TokenBlocks, build_blocks, collate
+from hf_edgc.clm.command_line import Options, parse
+from hf_edgc.clm.errors import UsageError, is_main_worker, report
+from hf_edgc.clm.model import choose_block_size, load_config, load_model, load_tokenizer
+from hf_edgc.clm.perplexity import compute_metrics, token_nll
+from hf_edgc.clm.plan import check_length, count_steps, find_checkpoint
+from hf_edgc.clm.results import Facts, print_summary, write_results
+from hf_edgc.clm.text import load_text
+
+
+def main() -> int:
+    """Run with the command line's options; the exit code is 2, on every worker, for what the user can repair."""
+    try:
+        be_quiet()
+        run(parse(sys.argv[1:]))
+        code = 0
+    except UsageError as error:
+        code = report(error)
+    tear_down()
+    return code
+
+
+def run(options: Options) -> None:
+    """Prepare, check, train, evaluate, write and print.
+
+    Raises:
+        UsageError: before training, for anything in the options or the text that cannot work.
+    """
+    training = options.training
+    set_seed(training.seed)
+    config = load_config(options.model)
+    block_size = choose_block_size(config, options.data.block_size)
+    checkpoint = find_checkpoint(training)
+    # The first worker prepares the text and fills the cache, the others then find it there.
+    with training.main_process_first(desc="preparing the text"):
+        text = load_text(options.model, options.data, training.do_train, training.do_eval)
+        tokenizer = load_tokenizer(options.model, text)
+        reuse_cache = not (options.data.overwrite_cache and is_main_worker())
+        wanted = replace(
+            text,
+            train=text.train if training.do_train else None,
+            validation=text.validation if training.do_eval else None,
+        )
+        blocks = build_blocks(wanted, tokenizer, block_size, options.data, reuse_cache)
+    say(f"text: {text.source}")
+    if training.do_train:
+        known = len(blocks.train) if isinstance(blocks.train, TokenBlocks) else None
+        check_length(options.compression, count_steps(training, known))
+    model = load_model(options.model, config, tokenizer)
+    callback = EDGCCallback(options.compression, record_path=Path(training.output_dir) / "edgc_steps.jsonl")
+    trainer = build_trainer(options, model, tokenizer, blocks, callback)
+
+    metrics: dict[str, Any] = {}
+    if training.do_train:
+        metrics |= trainer.train(resume_from_checkpoint=checkpoint).metrics
+        metrics |= callback.summary()
+        trainer.save_model()
+        trainer.save_state()
+    if training.do_eval:
+        metrics |= trainer.evaluate()
+        metrics["perplexity"] = metrics["eval_perplexity"]
+    facts = Facts(
+        source=text.source,
+        parameters=model.num_parameters(),
+        vocabulary=model.config.vocab_size,
+        workers=training.world_size,
+        steps=trainer.state.global_step if training.do_train else 0,
+        tokens_per_step=block_size * trainer.get_total_train_batch_size(training),
+        output_dir=Path(training.output_dir),
+    )
+    if trainer.is_world_process_zero():
+        write_results(metrics, facts.output_dir)
+        print_summary(metrics, facts)
+
+
+def build_trainer(
+    options: Options,
+    model: transformers.PreTrainedModel,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    blocks: Blocks,
+    callback: EDGCCallback,
+) -> Trainer:
+    """Put everything into a Trainer; EDGC comes in by its callback alone.
+
+    Raises:
+        UsageError: options of TrainingArguments that do not go together.
+    """
+    try:
+        return Trainer(
+            model=model,
+            args=options.training,
+            train_dataset=blocks.train,
+            eval_dataset=blocks.validation,
+            processing_class=tokenizer,
+            data_collator=collate,
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=token_nll,
+            callbacks=[callback],
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def say(line: str) -> None:
+    """Print on the main worker."""
+    if is_main_worker():
+        print(line, flush=True)
+
+
+def be_quiet() -> None:
+    """Let only the first worker's libraries speak of more than errors, and keep their small bars out of log files."""
+    if not is_main_worker():
+        transformers.logging.set_verbosity_error()
+    if not is_main_worker() or not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+        transformers.logging.disable_progress_bar()
+
+
+def tear_down() -> None:
+    """Free DDP before its process group: gloo may abort at interpreter exit otherwise."""
+    gc.collect()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

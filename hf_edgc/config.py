@@ -5,7 +5,7 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 DEFAULT_MAX_RANK = 32
 """Rank at which GPT-2 small's 768 x 3072 matrices keep 32 (768 + 3072) / (768 * 3072) = 5.2 % of their entries."""
@@ -25,6 +25,9 @@ class EDGCConfig:
     Raises:
         ValueError: a value is out of range; names the option, the value and what is allowed.
     """
+
+    _argument_group_name: ClassVar[str] = "compression"
+    """Heading of these options in HfArgumentParser's help."""
 
     mode: Literal["edgc", "static", "none"] = _option(
         "edgc",

@@ -3,6 +3,8 @@
 import logging
 import os
 
+import torch.distributed as dist
+
 
 def get_logger() -> logging.Logger:
     """Logger ``hf_edgc``; gets a stderr handler at level INFO unless the application has set it up."""
@@ -17,5 +19,7 @@ def get_logger() -> logging.Logger:
 
 
 def is_main_process() -> bool:
-    """Whether this is worker 0, also before the process group exists."""
+    """Whether this is worker 0; before the process group exists, by what the launcher says."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"

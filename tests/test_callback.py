@@ -101,6 +101,31 @@ def test_model_init(run_workers, tmp_path):
         assert ratio > 2 and steps == 5 and equal
 
 
+def test_figures_reach_tensorboard(run_workers, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for entry in run_workers(reported, output_dir=str(tmp_path)):
+        assert entry["edgc/compression_ratio"] > 2
+    events = EventAccumulator(str(next(tmp_path.rglob("events.out.tfevents*")).parent))
+    events.Reload()
+    tags = {f"train/edgc/{name}" for name in FIGURES}
+    assert tags <= set(events.Tags()["scalars"])
+    ratios = [event.value for event in events.Scalars("train/edgc/compression_ratio")]
+    assert len(ratios) == 4 and ratios[-1] == pytest.approx(entry["edgc/compression_ratio"], rel=1e-6)
+
+
+FIGURES = ["compression_ratio", "rank_mean", "entropy", "sent_mb", "hook_s", "grad_norm_dense"]
+
+
+def reported(output_dir):
+    import os
+
+    os.environ["TENSORBOARD_LOGGING_DIR"] = output_dir
+    trainer = make_trainer(output_dir, [EDGCCallback(CONFIG)], report_to="tensorboard")
+    trainer.train()
+    return [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+
+
 def train_unwrapped(output_dir):
     trainer = make_trainer(output_dir, [EDGCCallback(CONFIG)])
     trainer.model._is_accelerate_prepared = True  # what makes Trainer skip the wrapping

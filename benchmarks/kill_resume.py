@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]  # its worker pool and jobs
 
 from resume_jobs import ROUTES, random_kill_step, run_until_killed
 from worker_pool import WorkerPool

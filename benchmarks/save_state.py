@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]  # its worker pool and jobs
 
 from worker_pool import WorkerPool
 

@@ -35,6 +35,7 @@ class _Progress:
     first_entropies: list[float] | None = None
     reference_entropies: list[float] | None = None
     reference_rank: int = 0
+    learning_rate: float | None = None
     peak_learning_rate: float = 0.0
     target_rank: float | None = None
 
@@ -97,10 +98,11 @@ class Controller:
 
         Args:
             entropies: nats, one for each matrix, averaged over the workers, in unscaled units; None if not measured.
-            learning_rate: of the step just done; None if not known.
+            learning_rate: of the step just done, averaged over the workers; None if not known or not measured.
         """
         progress = self._progress
         if learning_rate is not None:
+            progress.learning_rate = learning_rate
             progress.peak_learning_rate = max(progress.peak_learning_rate, learning_rate)
         if entropies is not None:
             progress.window.append([float(entropy) for entropy in entropies])
@@ -112,7 +114,7 @@ class Controller:
         elif self.phase == "compress" and self._config.mode == "edgc":
             progress.window_position += 1
             if progress.window_position >= self._window_steps and progress.window:
-                self._end_window(learning_rate)
+                self._end_window()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as plain numbers, strings and lists."""
@@ -138,6 +140,7 @@ class Controller:
                 self._progress,
                 step=progress.step,
                 compressing=self._config.mode != "none" and (progress.compressing or self._warmup_ceiling == 0),
+                learning_rate=progress.learning_rate,
                 peak_learning_rate=progress.peak_learning_rate,
             )
         progress.window = [self._by_name(names, row) for row in progress.window]
@@ -177,33 +180,33 @@ class Controller:
                     margins.append((2 * (now - start) + math.log(low / high), matrix.elements_per_rank))
         return bool(margins) and _weighted_mean(margins) < 0.0
 
-    def _end_window(self, learning_rate: float | None) -> None:
+    def _end_window(self) -> None:
         progress = self._progress
         means = [_finite_mean(column) for column in zip(*progress.window, strict=True)]
         progress.window = []
         progress.window_position = 0
         if progress.reference_entropies is None:
             progress.reference_entropies, progress.reference_rank = means, progress.rank
-        progress.target_rank = self._target(means, learning_rate)
+        progress.target_rank = self._target(means)
         if progress.target_rank is not None:
             progress.rank = self._stepped(progress.target_rank)
 
-    def _target(self, entropies: Sequence[float], learning_rate: float | None) -> float | None:
+    def _target(self, entropies: Sequence[float]) -> float | None:
         """Mean of the matrices' own targets, weighted by the bytes of a rank, so that the total is kept."""
         reference = self._progress.reference_entropies or []
         targets: list[tuple[float, float]] = []
         for matrix, start, now in zip(self._matrices, reference, entropies, strict=True):
             if math.isfinite(start) and math.isfinite(now):
-                target = self._matrix_target(matrix, start, now, learning_rate)
+                target = self._matrix_target(matrix, start, now)
                 targets.append((target, matrix.elements_per_rank))
         return _weighted_mean(targets) if targets else None
 
-    def _matrix_target(self, matrix: Matrix, start: float, now: float, learning_rate: float | None) -> float:
+    def _matrix_target(self, matrix: Matrix, start: float, now: float) -> float:
         rank = min(self._progress.reference_rank, matrix.max_rank)
         if self._config.error_model == "paper":
             return paper_rank(rank, start, now, matrix.rows, matrix.cols)
-        peak = self._progress.peak_learning_rate
-        lr_ratio = learning_rate / peak if learning_rate is not None and peak > 0 else 1.0
+        rate, peak = self._progress.learning_rate, self._progress.peak_learning_rate
+        lr_ratio = rate / peak if rate is not None and peak > 0 else 1.0
         return ef_rank(rank, start, now, matrix.rows, matrix.cols, lr_ratio, self._config.lr_exponent)
 
     def _stepped(self, target: float) -> int:

@@ -160,7 +160,7 @@ class EDGCState:
         # In layout order, whatever the buckets: they differ between a run and its continuation.
         items = sorted(step.items, key=lambda item: self._matrix_index[item.name])
         dense = [grad for _, grad in sorted(step.dense, key=lambda pair: pair[0])]
-        numbers = step.measurement.vector(step.futures[0][1].device)
+        numbers = step.measurement.vector(step.futures[0][1].device, self.learning_rate())
         means = self.reducer.reduce(items, dense, numbers, scale, self.controller.step)
         if means is None:
             # Not finite somewhere: what plain DDP would have given goes through, so that a scaler sees it.
@@ -171,7 +171,7 @@ class EDGCState:
         return means is not None, step.measurement.read(means, scale)
 
     def _finish_dense(self, device: torch.device) -> tuple[bool, Measured | None]:
-        numbers = self._collected.measurement.vector(device)
+        numbers = self._collected.measurement.vector(device, self.learning_rate())
         if numbers.numel() == 0:
             return True, None
         (means,) = self.exchange.mean([numbers])
@@ -179,7 +179,6 @@ class EDGCState:
 
     def _advance(self, finite: bool, measured: Measured | None) -> None:
         step, controller, plan = self._collected, self.controller, self.controller.plan
-        rate = self.learning_rate()
         self.last = StepRecord(
             step=controller.step,
             phase=controller.phase,
@@ -189,13 +188,16 @@ class EDGCState:
             ranks=plan.ranks,
             entropy=measured.mean_entropy if measured is not None else None,
             grad_norm=measured.grad_norm if measured is not None else None,
-            learning_rate=rate,
+            learning_rate=self.learning_rate(),
             sent_bytes=self.exchange.sent_bytes - step.sent_bytes,
             dense_bytes=step.dense_bytes,
             hook_s=step.hook_s,
             wait_s=self.exchange.wait_s - step.wait_s,
         )
-        controller.advance(measured.entropies if measured is not None else None, rate)
+        if measured is None:
+            controller.advance()
+        else:
+            controller.advance(measured.entropies, measured.learning_rate)
         self.totals.add(self.last)
         self.measured = measured if measured is not None else self.measured
         self._collected = self._empty()

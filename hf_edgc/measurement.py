@@ -16,11 +16,12 @@ class Measured:
     """Means over the workers, in unscaled units.
 
     ``entropies`` has nats for each matrix of the layout; ``grad_norm`` is the 2-norm of the whole gradient of a
-    worker before compression and averaging.
+    worker before compression and averaging; ``learning_rate`` is None where a worker does not know it.
     """
 
     entropies: list[float]
     grad_norm: float
+    learning_rate: float | None
 
     @property
     def mean_entropy(self) -> float | None:
@@ -47,15 +48,19 @@ class Measurement:
         self._entropies.append(([index for index, _ in found], values))
         self._norms.append(torch.linalg.vector_norm(buffer.float()))
 
-    def vector(self, device: torch.device) -> Tensor:
-        """All numbers for the exchange, shape (matrices + 1,), or (0,) if the step is not measured."""
+    def vector(self, device: torch.device, learning_rate: float | None) -> Tensor:
+        """All numbers for the exchange, shape (matrices + 2,), or (0,) if the step is not measured.
+
+        The learning rate goes along so that workers whose schedules differ still decide the same.
+        """
         if not self._norms:
             return torch.empty(0, device=device)
-        vector = torch.empty(len(self.indices) + 1, device=device)
+        vector = torch.empty(len(self.indices) + 2, device=device)
         for indices, values in self._entropies:
             if indices:
                 vector[indices] = values
-        vector[-1] = torch.linalg.vector_norm(torch.stack(self._norms))
+        vector[-2] = torch.linalg.vector_norm(torch.stack(self._norms))
+        vector[-1] = math.nan if learning_rate is None else learning_rate
         return vector
 
     def read(self, means: Tensor | None, scale: float) -> Measured | None:
@@ -64,5 +69,6 @@ class Measurement:
             return None
         # Scaling a gradient by s adds ln(s) to its differential entropy; the min-max histogram can't see it.
         shift = 0.0 if self.config.entropy_estimator == "histogram_minmax" else math.log(scale)
-        *entropies, norm = means.tolist()
-        return Measured([value - shift for value in entropies], norm / scale)
+        *entropies, norm, rate = means.tolist()
+        known_rate = None if math.isnan(rate) else rate
+        return Measured([value - shift for value in entropies], norm / scale, known_rate)

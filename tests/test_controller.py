@@ -24,7 +24,7 @@ def run(controller, entropies, steps, learning_rate=1.0):
         ranks.append(controller.plan.rank)
         measured = entropies(step) if controller.wants_entropies else None
         rate = learning_rate(step) if callable(learning_rate) else learning_rate
-        controller.advance(measured, rate)
+        controller.advance(measured, rate if measured is not None else None)
     return ranks
 
 

@@ -252,3 +252,21 @@ def test_compressed_training_learns_as_dense_training_does(run_workers):
     assert ratio > 5
     assert dense < start - 1.0
     assert compressed < start - 0.9 * (start - dense)
+
+
+def different_learning_rates():
+    config = EDGCConfig(max_rank=16, min_rank=1, window_steps=3, entropy_every=1, min_compression_ratio=1.0)
+    with edgc_ddp(GradientModel(SHAPES), config, total_steps=40) as (ddp, state):
+        ranks = []
+        for step in range(20):
+            # Worker 1 decays, worker 0 does not; if each decided for itself, their messages would differ in size.
+            rate = 1.0 / (1 + step * dist.get_rank())
+            state.learning_rate = lambda rate=rate: rate
+            synchronized(ddp, gradients_for(SHAPES, step))
+            ranks.append(state.last.ranks)
+        return ranks
+
+
+def test_workers_with_different_learning_rates_still_decide_the_same(run_workers):
+    first, second = run_workers(different_learning_rates)
+    assert first == second and first[-1] < first[0]

@@ -9,7 +9,8 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from copy import copy
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from hf_edgc.codecs import Slot
+from hf_edgc.controller import Controller
 from hf_edgc.hook import FORMAT_VERSION, EDGCState
 from hf_edgc.logs import get_logger, is_main_process
 from hf_edgc.measurement import Measured
@@ -58,26 +61,39 @@ def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     Raises:
         RuntimeError: the state is not usable and ``require_state`` is set; on every worker.
     """
-    folder = Path(directory)
-    problem, shared, errors = "", None, {}
+    folder, problem, found = Path(directory), "", None
     try:
-        shared = _read(_shared_file(folder, model_index))
-        errors = _read_errors(folder, model_index, shared[1], state)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        tensors, header = _read(_shared_file(folder, model_index))
+        found = _fit(state, tensors, header, _read_errors(folder, model_index, header, state))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         problem = f"{type(error).__name__}: {error}"
     failed = _failed_workers(state, problem)
-    if failed or shared is None:
+    if failed or found is None:
         reason = problem or f"worker {failed[0]} could not read its part"
         if state.config.require_state:
             raise RuntimeError(f"No usable EDGC state in {folder} ({reason}), and require_state is set.")
         if problem or is_main_process():
             get_logger().warning("No usable EDGC state in %s (%s): going on with a fresh one.", folder, reason)
+        state.forget()
         return False
-    notes = _restore(state, *shared, errors)
+    state.controller, state.totals, state.measured = found.controller, found.totals, found.measured
+    state.reducer.feedback.errors, state.reducer.slots = found.errors, found.slots
     if is_main_process():
-        for note in notes:
+        for note in found.notes:
             get_logger().warning("Resuming from %s: %s", folder, note)
     return True
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What was read, made to fit the model and options at hand; ``notes`` says what did not fit."""
+
+    controller: Controller
+    totals: Totals
+    measured: Measured | None
+    errors: dict[str, Tensor]
+    slots: dict[str, Slot]
+    notes: list[str]
 
 
 def _shared_tensors(state: EDGCState) -> dict[str, Tensor]:
@@ -95,36 +111,38 @@ def _shared_numbers(state: EDGCState) -> dict[str, Any]:
     }
 
 
-def _restore(
+def _fit(
     state: EDGCState, tensors: Mapping[str, Tensor], header: Mapping[str, Any], errors: Mapping[str, Tensor]
-) -> list[str]:
-    """Put what was read into ``state``; sentences on what did not fit."""
+) -> _Found:
+    """Check and convert everything; ``state`` is not changed."""
     notes = []
     same_config = header["config"] == state.config.to_dict()
     if not same_config:
         notes.append("the EDGC options are others; errors and factors are kept, ranks start as the options say")
-    state.controller.load_state_dict(header["controller"], same_config)
-    state.totals = Totals(**header["totals"])
-    state.measured = None if header["measured"] is None else Measured(**header["measured"])
+    controller = copy(state.controller)
+    controller.load_state_dict(header["controller"], same_config)
     shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in state.layout.matrices}
-    slots = {full_name: full_name.split("/", 1)[1] for full_name in tensors}
+    names = {full: full.split("/", 1)[1] for full in tensors}
     dropped = {name for name, error in errors.items() if shapes.get(name) != tuple(error.shape)}
-    dropped |= {name for full, name in slots.items() if name not in shapes or shapes[name][1] != tensors[full].shape[0]}
+    dropped |= {name for full, name in names.items() if shapes.get(name, (0, 0))[1] != tensors[full].shape[0]}
     if dropped:
-        notes.append(
-            f"changed, gone or now dense, so their errors and factors are dropped: {', '.join(sorted(dropped))}"
-        )
-    feedback, reducer = state.reducer.feedback, state.reducer
+        gone = ", ".join(sorted(dropped))
+        notes.append(f"changed, gone or now dense, so their errors and factors are dropped: {gone}")
+    feedback = state.reducer.feedback
     kept = {name: error for name, error in errors.items() if name not in dropped and feedback.enabled}
-    feedback.errors = {
-        name: error.to(feedback.device or state.device, feedback.dtype, copy=True) for name, error in kept.items()
-    }
-    reducer.slots = {}
-    for full, name in slots.items():
+    place = feedback.device or state.device
+    slots: dict[str, dict[str, Tensor]] = {}
+    for full, name in names.items():
         if name not in dropped:
-            key = full.split("/", 1)[0]
-            reducer.slots[name] = {**reducer.slots.get(name, {}), key: tensors[full].to(state.device)}
-    return notes
+            slots.setdefault(name, {})[full.split("/", 1)[0]] = tensors[full].to(state.device)
+    return _Found(
+        controller=controller,
+        totals=Totals(**header["totals"]),
+        measured=None if header["measured"] is None else Measured(**header["measured"]),
+        errors={name: error.to(place, feedback.dtype, copy=True) for name, error in kept.items()},
+        slots=dict(slots),
+        notes=notes,
+    )
 
 
 def _read_errors(folder: Path, index: int, header: Mapping[str, Any], state: EDGCState) -> dict[str, Tensor]:

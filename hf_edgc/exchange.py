@@ -71,7 +71,14 @@ class Exchange:
         self._count(flat)
         start = time.perf_counter()
         flat.div_(self.workers)
-        dist.all_reduce(flat, group=self.group)
+        try:
+            dist.all_reduce(flat, group=self.group)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"EDGC could not exchange gradients on worker {self.worker} of {self.workers}: another worker has "
+                "stopped, hangs, or is doing something else. Its own message says why; resume from the last "
+                f"checkpoint. The backend says: {error}"
+            ) from error
         self.wait_s += time.perf_counter() - start
 
     def _count(self, tensor: Tensor) -> None:

@@ -110,6 +110,12 @@ class EDGCState:
         self.last: StepRecord | None = None
         self.measured: Measured | None = None
 
+    def forget(self) -> None:
+        """Be as new: no errors, no factors, a run that begins."""
+        self.reducer.feedback.errors = {}
+        self.reducer.slots = {}
+        self.start_run(self._total_steps)
+
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of the step; its future holds the averaged gradients once all can be known."""
         start = time.perf_counter()

@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 import shutil
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -186,6 +187,9 @@ def damage(directory, kind):
         text = shared.read_bytes()
         shared.write_bytes(text.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
         return "has format 9, this release reads 1"
+    if kind == "other fields":
+        shared.write_bytes(shared.read_bytes().replace(b"window_position", b"window_opposite"))
+        return "controller state does not fit this version"
     assert kind == "not ours"
     from safetensors.torch import save_file
 
@@ -195,6 +199,7 @@ def damage(directory, kind):
 
 KINDS = [
     "missing", "worker missing", "truncated", "random bytes", "pickle", "flipped bits", "other version", "not ours",
+    "other fields",
 ]  # fmt: skip
 
 
@@ -254,3 +259,34 @@ def test_bfloat16_errors_resume_bitwise(run_workers, tmp_path):
     )
     for left, right in zip(whole[1]["results"][7:], rest[1]["results"], strict=True):
         assert all(torch.equal(left[name], right[name]) for name in SHAPES)
+
+
+def die_or_tell(directory):
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    with edgc_ddp(GradientModel(SHAPES), EDGCConfig(**OPTIONS), 30) as (ddp, state):
+        for step in range(3):
+            synchronized(ddp, gradients_for(SHAPES, step))
+        save_state(state, directory)
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            synchronized(ddp, gradients_for(SHAPES, 3))
+        except RuntimeError as error:
+            Path(directory, "told").write_text(str(error))
+
+
+def test_when_a_worker_is_killed_the_other_ends_with_a_clear_error(run_workers, tmp_path):
+    victims = WorkerPool(2)
+    victims.start(die_or_tell, directory=str(tmp_path))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "told").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    victims.kill()
+    told = (tmp_path / "told").read_text()
+    assert "could not exchange gradients on worker 0 of 2" in told and "resume from the last checkpoint" in told
+    for worker in run_workers(train_and_save, directory=str(tmp_path), first=3, load=True):
+        assert worker["loaded"] and worker["at"][0] == 3

@@ -23,7 +23,7 @@ from hf_edgc.codecs import Slot
 from hf_edgc.controller import Controller
 from hf_edgc.hook import FORMAT_VERSION, EDGCState
 from hf_edgc.logs import get_logger, is_main_process
-from hf_edgc.measurement import Measured
+from hf_edgc.measured import Measured
 from hf_edgc.records import Totals
 
 

@@ -84,6 +84,16 @@ class EDGCConfig:
     error_feedback: bool = _option(
         True, "Add what compression dropped to the next gradient. Turning it off costs quality at once."
     )
+    watchdog_error_ratio: float = _option(
+        100.0,
+        "Go dense for a window, with the errors dropped, when the norm of the errors exceeds this many gradient norms, "
+        "so that compression is too strong. Rank 1 of a 4096 x 4096 matrix has some 32 in steady state. 0: off.",
+    )
+    watchdog_grad_growth: float = _option(
+        100.0,
+        "Go dense for a window, with the errors dropped, when the gradient norm exceeds the smallest one measured in "
+        "compressed steps so many times: the run diverges. 0: off.",
+    )
     error_dtype: Literal["float32", "bfloat16"] = _option(
         "float32", "Data type in which error feedback is kept between steps; bfloat16 halves its memory."
     )
@@ -208,6 +218,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "warmup_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
     "warmup_max_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
     "lr_exponent": (0.0, 10.0, "a number from 0 to 10"),
+    "watchdog_error_ratio": (0.0, _INF, "a number of at least 0"),
+    "watchdog_grad_growth": (0.0, _INF, "a number of at least 0"),
     "entropy_every": (1, _INF, "an integer of at least 1"),
     "entropy_fraction": (math.nextafter(0.0, 1.0), 1.0, "a number above 0 and at most 1"),
     "min_compression_ratio": (1.0, 1e9, "a number of at least 1"),

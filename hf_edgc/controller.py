@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_edgc.config import EDGCConfig
 from hf_edgc.layout import Matrix
+from hf_edgc.measured import Measured
 from hf_edgc.rank_model import ef_rank, paper_rank, relative_error
 
 
@@ -38,6 +39,8 @@ class _Progress:
     learning_rate: float | None = None
     peak_learning_rate: float = 0.0
     target_rank: float | None = None
+    fallback_steps: int = 0
+    smallest_grad_norm: float = math.inf
 
 
 class Controller:
@@ -76,9 +79,11 @@ class Controller:
 
     @property
     def phase(self) -> str:
-        """``off``, ``warmup`` or ``compress``."""
+        """``off``, ``warmup``, ``compress``, or ``fallback`` where the watchdog has given compression up."""
         if self._config.mode == "none" or not self._matrices:
             return "off"
+        if self._progress.fallback_steps > 0:
+            return "fallback"
         return "compress" if self._progress.compressing else "warmup"
 
     @property
@@ -93,28 +98,51 @@ class Controller:
         """Whether this step's gradients are to be measured (GDS, iteration sampling)."""
         return self._config.mode == "edgc" and self.phase != "off" and self.step % self._config.entropy_every == 0
 
-    def advance(self, entropies: Sequence[float] | None = None, learning_rate: float | None = None) -> None:
+    def advance(self, measured: Measured | None = None) -> str:
         """End the step.
 
         Args:
-            entropies: nats, one for each matrix, averaged over the workers, in unscaled units; None if not measured.
-            learning_rate: of the step just done, averaged over the workers; None if not known or not measured.
+            measured: of the step just done, averaged over the workers; None if it was not measured.
+
+        Returns:
+            Why compression is given up for a window, with all errors to be dropped; empty if it is not.
         """
         progress = self._progress
-        if learning_rate is not None:
-            progress.learning_rate = learning_rate
-            progress.peak_learning_rate = max(progress.peak_learning_rate, learning_rate)
-        if entropies is not None:
-            progress.window.append([float(entropy) for entropy in entropies])
+        if measured is not None:
+            progress.window.append([float(entropy) for entropy in measured.entropies])
             if progress.first_entropies is None:
                 progress.first_entropies = progress.window[-1]
+            if measured.learning_rate is not None:
+                progress.learning_rate = measured.learning_rate
+                progress.peak_learning_rate = max(progress.peak_learning_rate, measured.learning_rate)
         progress.step += 1
         if self.phase == "warmup":
             self._maybe_end_warmup()
+        elif self.phase == "fallback":
+            progress.fallback_steps -= 1
         elif self.phase == "compress" and self._config.mode == "edgc":
+            alarm = self._alarm(measured) if measured is not None else ""
+            if alarm:
+                progress.fallback_steps, progress.window, progress.window_position = self._window_steps, [], 0
+                return alarm
             progress.window_position += 1
             if progress.window_position >= self._window_steps and progress.window:
                 self._end_window()
+        return ""
+
+    def _alarm(self, measured: Measured) -> str:
+        """The watchdog: what is wrong with a compressed step, or an empty string."""
+        config, progress = self._config, self._progress
+        grad, error = measured.grad_norm, measured.error_norm
+        if math.isfinite(grad) and grad > 0:
+            progress.smallest_grad_norm = min(progress.smallest_grad_norm, grad)
+        until = f"dense for {self._window_steps} steps, then compression is tried again"
+        if config.watchdog_error_ratio and error > config.watchdog_error_ratio * grad > 0:
+            return f"compression is too strong: the errors have {error / grad:.3g} gradient norms; {until}"
+        growth = grad / progress.smallest_grad_norm
+        if config.watchdog_grad_growth and growth > config.watchdog_grad_growth:
+            return f"the run diverges: the gradient norm has grown {growth:.3g} times to {grad:.3g}; {until}"
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as plain numbers, strings and lists."""

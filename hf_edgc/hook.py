@@ -16,7 +16,9 @@ from hf_edgc.controller import Controller
 from hf_edgc.exchange import Exchange
 from hf_edgc.feedback import ErrorFeedback
 from hf_edgc.layout import build_layout
-from hf_edgc.measurement import Measured, Measurement
+from hf_edgc.logs import get_logger
+from hf_edgc.measured import Measured
+from hf_edgc.measurement import Measurement
 from hf_edgc.records import StepRecord, Totals
 from hf_edgc.reduction import Item, Reducer
 
@@ -166,7 +168,7 @@ class EDGCState:
         # In layout order, whatever the buckets: they differ between a run and its continuation.
         items = sorted(step.items, key=lambda item: self._matrix_index[item.name])
         dense = [grad for _, grad in sorted(step.dense, key=lambda pair: pair[0])]
-        numbers = step.measurement.vector(step.futures[0][1].device, self.learning_rate())
+        numbers = self._numbers(step.futures[0][1].device)
         means = self.reducer.reduce(items, dense, numbers, scale, self.controller.step)
         if means is None:
             # Not finite somewhere: what plain DDP would have given goes through, so that a scaler sees it.
@@ -177,11 +179,15 @@ class EDGCState:
         return means is not None, step.measurement.read(means, scale)
 
     def _finish_dense(self, device: torch.device) -> tuple[bool, Measured | None]:
-        numbers = self._collected.measurement.vector(device, self.learning_rate())
+        numbers = self._numbers(device)
         if numbers.numel() == 0:
             return True, None
         (means,) = self.exchange.mean([numbers])
         return True, self._collected.measurement.read(means, self.loss_scale())
+
+    def _numbers(self, device: torch.device) -> Tensor:
+        errors = self.reducer.feedback.errors.values()
+        return self._collected.measurement.vector(device, errors, self.learning_rate())
 
     def _advance(self, finite: bool, measured: Measured | None) -> None:
         step, controller, plan = self._collected, self.controller, self.controller.plan
@@ -194,16 +200,18 @@ class EDGCState:
             ranks=plan.ranks,
             entropy=measured.mean_entropy if measured is not None else None,
             grad_norm=measured.grad_norm if measured is not None else None,
+            error_norm=measured.error_norm if measured is not None else None,
             learning_rate=self.learning_rate(),
             sent_bytes=self.exchange.sent_bytes - step.sent_bytes,
             dense_bytes=step.dense_bytes,
             hook_s=step.hook_s,
             wait_s=self.exchange.wait_s - step.wait_s,
         )
-        if measured is None:
-            controller.advance()
-        else:
-            controller.advance(measured.entropies, measured.learning_rate)
+        alarm = controller.advance(measured)
+        if alarm:
+            self.reducer.feedback.errors = {}
+            if self.exchange.worker == 0:
+                get_logger().warning("step %d: %s", self.last.step, alarm)
         self.totals.add(self.last)
         self.measured = measured if measured is not None else self.measured
         self._collected = self._empty()

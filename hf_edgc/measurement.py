@@ -1,7 +1,7 @@
 """GDS of one step: what is measured of the gradients bucket by bucket, and read once averaged over the workers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,25 +9,7 @@ from torch import Tensor
 
 from hf_edgc.config import EDGCConfig
 from hf_edgc.entropy import measure
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Means over the workers, in unscaled units.
-
-    ``entropies`` has nats for each matrix of the layout; ``grad_norm`` is the 2-norm of the whole gradient of a
-    worker before compression and averaging; ``learning_rate`` is None where a worker does not know it.
-    """
-
-    entropies: list[float]
-    grad_norm: float
-    learning_rate: float | None
-
-    @property
-    def mean_entropy(self) -> float | None:
-        """Mean of the finite entropies in nats, None if there is none."""
-        finite = [value for value in self.entropies if math.isfinite(value)]
-        return math.fsum(finite) / len(finite) if finite else None
+from hf_edgc.measured import Measured
 
 
 @dataclass
@@ -48,18 +30,20 @@ class Measurement:
         self._entropies.append(([index for index, _ in found], values))
         self._norms.append(torch.linalg.vector_norm(buffer.float()))
 
-    def vector(self, device: torch.device, learning_rate: float | None) -> Tensor:
-        """All numbers for the exchange, shape (matrices + 2,), or (0,) if the step is not measured.
+    def vector(self, device: torch.device, errors: Iterable[Tensor], learning_rate: float | None) -> Tensor:
+        """All numbers for the exchange, shape (matrices + 3,), or (0,) if the step is not measured.
 
         The learning rate goes along so that workers whose schedules differ still decide the same.
         """
         if not self._norms:
             return torch.empty(0, device=device)
-        vector = torch.empty(len(self.indices) + 2, device=device)
+        vector = torch.empty(len(self.indices) + 3, device=device)
         for indices, values in self._entropies:
             if indices:
                 vector[indices] = values
-        vector[-2] = torch.linalg.vector_norm(torch.stack(self._norms))
+        error_norms = [torch.linalg.vector_norm(error, dtype=torch.float32).to(device) for error in errors]
+        vector[-2] = torch.linalg.vector_norm(torch.stack(error_norms)) if error_norms else 0.0
+        vector[-3] = torch.linalg.vector_norm(torch.stack(self._norms))
         vector[-1] = math.nan if learning_rate is None else learning_rate
         return vector
 
@@ -69,6 +53,6 @@ class Measurement:
             return None
         # Scaling a gradient by s adds ln(s) to its differential entropy; the min-max histogram can't see it.
         shift = 0.0 if self.config.entropy_estimator == "histogram_minmax" else math.log(scale)
-        *entropies, norm, rate = means.tolist()
+        *entropies, grad_norm, error_norm, rate = means.tolist()
         known_rate = None if math.isnan(rate) else rate
-        return Measured([value - shift for value in entropies], norm / scale, known_rate)
+        return Measured([value - shift for value in entropies], grad_norm / scale, error_norm, known_rate)

@@ -11,8 +11,8 @@ class StepRecord:
     """What happened in one synchronization; the keys of a line of ``edgc_steps.jsonl``.
 
     ``rank`` is the controller's matrix rank (0: sent dense) and ``ranks`` that of each matrix in layout order;
-    ``entropy`` (mean over the matrices, nats) and ``grad_norm`` (2-norm of a worker's gradient before compression)
-    are averaged over the workers, None if not measured.
+    ``entropy`` (mean over the matrices, nats), ``grad_norm`` (2-norm of a worker's gradient before compression) and
+    ``error_norm`` (of its errors before the step) are averaged over the workers, None if not measured.
     Bytes are those that one worker handed to collectives; ``hook_s`` counts the seconds spent inside the hook,
     ``wait_s`` those of them in blocking collectives.
     """
@@ -25,6 +25,7 @@ class StepRecord:
     ranks: tuple[int, ...]
     entropy: float | None
     grad_norm: float | None
+    error_norm: float | None
     learning_rate: float | None
     sent_bytes: int
     dense_bytes: int

@@ -78,7 +78,7 @@ def test_the_digest_sees_every_option():
             {"entropy_estimator": "gaussian"}, {"entropy_every": 5}, {"entropy_fraction": 0.5},
             {"min_compression_ratio": 3.0}, {"factor_dtype": "bfloat16"}, {"error_feedback": False},
             {"compression_seed": 1}, {"error_dtype": "bfloat16"}, {"error_device": "cpu"}, {"include": ["a"]},
-            {"exclude": ["a"]}, {"require_state": True},
+            {"exclude": ["a"]}, {"require_state": True}, {"watchdog_error_ratio": 0.0}, {"watchdog_grad_growth": 0.0},
         )
     ]  # fmt: skip
     assert len({config.digest() for config in [base, *changed]}) == len(dataclasses.fields(EDGCConfig)) + 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
 from hf_edgc.layout import Matrix
+from hf_edgc.measured import Measured
 from hf_edgc.rank_model import ef_rank, paper_rank, relative_error
 
 WIDE = Matrix("wide", 768, 3072, max_rank=300)
@@ -24,7 +25,7 @@ def run(controller, entropies, steps, learning_rate=1.0):
         ranks.append(controller.plan.rank)
         measured = entropies(step) if controller.wants_entropies else None
         rate = learning_rate(step) if callable(learning_rate) else learning_rate
-        controller.advance(measured, rate if measured is not None else None)
+        controller.advance(None if measured is None else Measured(measured, 1.0, 0.0, rate))
     return ranks
 
 
@@ -173,3 +174,24 @@ def test_a_state_of_another_version_is_refused():
     for broken in ({"unknown": 1}, {"matrices": [], "unknown": 1}):
         with pytest.raises(ValueError, match="does not fit this version"):
             Controller(config(), [WIDE]).load_state_dict(broken)
+
+
+def test_the_watchdog_goes_dense_for_a_window_and_tries_again():
+    def phases(numbers, **options):
+        controller, alarms, seen = Controller(config(**options), [WIDE]), [], []
+        for step in range(60):
+            seen.append(controller.phase)
+            measured = Measured([-3.0], *numbers(step), 1.0) if controller.wants_entropies else None
+            if alarm := controller.advance(measured):
+                alarms.append((step, alarm))
+        return seen, alarms
+
+    seen, alarms = phases(lambda step: (1.0, 150.0 if step == 20 else 5.0))
+    assert seen == ["compress"] * 21 + ["fallback"] * 10 + ["compress"] * 29
+    assert alarms == [(20, alarms[0][1])] and "the errors have 150 gradient norms" in alarms[0][1]
+    seen, alarms = phases(lambda step: (2.0 if step < 20 else 300.0, 1.0))
+    assert [step for step, _ in alarms] == [20, 35, 50], "it falls back again if it is no better"
+    assert "the gradient norm has grown 150 times to 300" in alarms[0][1]
+    off = {"watchdog_error_ratio": 0.0, "watchdog_grad_growth": 0.0}
+    assert phases(lambda step: (10.0**step, 10.0**step * 1000), **off) == (["compress"] * 60, [])
+    assert phases(lambda step: (math.nan, math.inf))[1] == [], "an overflow is not a divergence"

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
 
+from hf_edgc import agreement
 from hf_edgc.codecs import LowRank
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
@@ -59,6 +60,7 @@ class EDGCState:
         on_record: called with each record on this worker.
         learning_rate: set by whoever knows the optimizer; None leaves the learning rate out of the decisions.
         loss_scale: called once a step; gradients are that many times too large at hook time.
+        optimizer_steps: counted by whoever sees them, and compared over the workers in compressed steps.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class EDGCState:
         self.on_record: Callable[[StepRecord], None] | None = None
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.loss_scale: Callable[[], float] = lambda: 1.0
+        self.optimizer_steps = 0
         # Buckets are rebuilt and have no stable index, so everything is keyed by parameter name.
         self._names = {id(parameter): name for name, parameter in trainable}
         self._matrix_index = {matrix.name: index for index, matrix in enumerate(self.layout.matrices)}
@@ -176,18 +179,39 @@ class EDGCState:
                 self.exchange.mean_later(buffer).wait()
         for future, buffer in step.futures:
             future.set_result(buffer)
-        return means is not None, step.measurement.read(means, scale)
+        return means is not None, self._understood(means, scale)
 
     def _finish_dense(self, device: torch.device) -> tuple[bool, Measured | None]:
-        numbers = self._numbers(device)
-        if numbers.numel() == 0:
+        if not self.controller.wants_entropies:
             return True, None
-        (means,) = self.exchange.mean([numbers])
-        return True, self._collected.measurement.read(means, self.loss_scale())
+        (means,) = self.exchange.mean([self._numbers(device)])
+        return True, self._understood(means, self.loss_scale())
 
     def _numbers(self, device: torch.device) -> Tensor:
+        """What goes along with the gradients: are all workers at the same point, and what was measured."""
         errors = self.reducer.feedback.errors.values()
-        return self._collected.measurement.vector(device, errors, self.learning_rate())
+        measured = self._collected.measurement.vector(device, errors, self.learning_rate())
+        return torch.cat([agreement.fingerprint(self._point(), device), measured])
+
+    def _understood(self, means: Tensor | None, scale: float) -> Measured | None:
+        """Read ``_numbers()`` averaged over the workers.
+
+        Raises:
+            RuntimeError: on every worker, if they are at different points.
+        """
+        if means is None:
+            return None
+        if not agreement.all_equal(means[: agreement.SIZE], self.exchange.workers):
+            point = ", ".join(f"{name} {value}" for name, value in self._point().items())
+            raise RuntimeError(
+                f"The workers are not at the same point. Worker {self.exchange.worker} is at {point}. One of them has "
+                "skipped a step or has been changed from outside; resume all of them from the last checkpoint."
+            )
+        return self._collected.measurement.read(means[agreement.SIZE :], scale)
+
+    def _point(self) -> dict[str, object]:
+        plan = self.controller.plan
+        return {"synchronization": self.controller.step, "optimizer step": self.optimizer_steps, "ranks": plan.ranks}
 
     def _advance(self, finite: bool, measured: Measured | None) -> None:
         step, controller, plan = self._collected, self.controller, self.controller.plan

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_edgc.agreement import SIZE
 from hf_edgc.codecs import LowRank
 from hf_edgc.hook import EDGCState
 
@@ -39,7 +40,7 @@ def expected_memory(state: EDGCState) -> MemoryUse:
     top = config.start_rank if config.mode == "static" else config.max_rank
     ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
     scales = sum(4 for _, rank in ranked if LowRank(rank, dtype).rounds == 3)
-    measured_numbers = 2 * len(ranked) + 3 if config.mode == "edgc" else len(ranked)
+    measured_numbers = SIZE + (2 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
     plain = state.dense_gradient_bytes + 4 * measured_numbers if ranked else 0
     rounds = [
         plain + scales + (0 if scales else sum(matrix.rows * rank * dtype.itemsize for matrix, rank in ranked)),

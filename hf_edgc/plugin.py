@@ -171,7 +171,9 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
             get_logger().info("%s on %d workers\n%s", self.config.mode, state.exchange.workers, "\n".join(lines))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Find out at the first step whether EDGC is on at all."""
+        """Count the step, and find out at the first one whether EDGC is on at all."""
+        for state in self._states.values():
+            state.optimizer_steps += 1
         if not self._diagnosed:
             self._diagnosed = True  # said once
             check_supported(PartialState())

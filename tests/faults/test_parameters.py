@@ -1,0 +1,253 @@
+"""Odd parameters and gradients: shapes, types, zeros, parameters that are not used."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_jobs import (
+    GradientModel,
+    average,
+    edgc_ddp,
+    gradients_for,
+    same_everywhere,
+    synchronized,
+    tiny_gpt2,
+    train_steps,
+)
+
+from hf_edgc import EDGCConfig
+
+BUCKETS = {"bucket_cap_mb": 0.01}
+OPTIONS = {
+    "max_rank": 4,
+    "min_rank": 1,
+    "rank": 4,
+    "entropy_every": 1,
+    "window_steps": 20,
+    "min_compression_ratio": 1.0,
+}
+STEPS = 11
+
+
+def equal_replicas(model):
+    return all(same_everywhere(parameter.detach()) for parameter in model.parameters())
+
+
+def fed_and_decoded(shapes, gradients_of, dtypes=None, steps=STEPS, **ddp_options):
+    """What was lost of the gradients over some steps, by parameter, and whether each step was compressed."""
+    model = GradientModel(shapes)
+    for name, dtype in (dtypes or {}).items():
+        model.weights[name].data = model.weights[name].data.to(dtype)
+    totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    sizes = {name: 0.0 for name in shapes}
+    with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, **BUCKETS, **ddp_options) as (ddp, state):
+        equal = True
+        for step in range(steps):
+            gradients = gradients_of(step)
+            decoded = synchronized(ddp, gradients)
+            for name in shapes:
+                mean = average(gradients[name])
+                sizes[name] += mean.norm().item()
+                totals[name] += decoded[name].double() - mean
+                equal = equal and same_everywhere(decoded[name])
+        for name, error in state.reducer.feedback.errors.items():
+            totals[name[8:]] += average(error).view(shapes[name[8:]])
+        compressed = state.totals.compressed_steps
+        smaller = state.totals.sent_bytes < state.totals.dense_bytes
+    lost = {name: total.norm().item() / max(sizes[name], 1e-30) for name, total in totals.items()}
+    return {"lost": lost, "compressed": compressed, "equal": equal, "smaller": smaller}
+
+
+def check(results, tolerance=1e-5, steps=STEPS):
+    for result in results:
+        assert result["compressed"] == steps and result["equal"] and result["smaller"]
+        assert max(result["lost"].values()) < tolerance, result["lost"]
+
+
+SHAPES = {
+    "scalar": (), "one": (1,), "vector": (48,), "empty": (0, 5), "matrix": (64, 48), "thin": (300, 2), "flat": (2, 300),
+    "row": (1, 64), "cube": (24, 8, 6), "conv": (40, 8, 3, 3),
+}  # fmt: skip
+
+
+def odd_shapes():
+    return fed_and_decoded(SHAPES, lambda step: gradients_for(SHAPES, step))
+
+
+@pytest.mark.fault(
+    "0-D, 1-D, 3-D, 4-D and empty parameters, matrices thinner than the rank",
+    "compressed where that saves bytes, else sent dense and listed with the reason; nothing is lost",
+)
+def test_odd_shapes(run_workers):
+    check(run_workers(odd_shapes))
+
+
+def deficient():
+    shapes = {"a": (64, 48), "b": (80, 40)}
+
+    def gradients(step):
+        rank_one = torch.Generator().manual_seed(step // 4)  # rank 1, below the rank in use, changing now and then
+        return {n: torch.randn(s[0], 1, generator=rank_one) @ torch.ones(1, s[1]) for n, s in shapes.items()}
+
+    return fed_and_decoded(shapes, gradients)
+
+
+@pytest.mark.fault("rank-deficient gradients", "compressed; the unused columns of the factors stay finite")
+def test_rank_deficient_gradients(run_workers):
+    check(run_workers(deficient))
+
+
+def zeros_first():
+    shapes = {"a": (64, 48), "b": (80, 40), "bias": (40,)}
+
+    def gradients(step):
+        zero = step < 3 or step == 6
+        return {name: tensor * (not zero) for name, tensor in gradients_for(shapes, step).items()}
+
+    return fed_and_decoded(shapes, gradients)
+
+
+@pytest.mark.fault(
+    "zero gradients from the first step, and again later", "nothing moves; later gradients are compressed"
+)
+def test_zero_gradients(run_workers):
+    check(run_workers(zeros_first))
+
+
+def unused_rows(steps):
+    model = tiny_gpt2()
+    before = model.transformer.wpe.weight.detach().clone()
+    with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, **BUCKETS) as (ddp, state):
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(steps):
+            tokens = torch.randint(64, (4, 20), generator=torch.Generator().manual_seed(9 * step + dist.get_rank()))
+            optimizer.zero_grad()
+            ddp(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+        compressed = "transformer.wpe.weight" in state.reducer.slots
+    after = model.transformer.wpe.weight.detach()
+    tied = model.lm_head.weight is model.transformer.wte.weight
+    return (
+        torch.equal(before[20:], after[20:]),
+        not torch.equal(before[:20], after[:20]),
+        compressed,
+        tied,
+        equal_replicas(model),
+    )
+
+
+@pytest.mark.fault(
+    "positions beyond the block get no gradient (wpe); tied embeddings; Conv1D", "those rows stay bitwise unchanged"
+)
+def test_rows_without_gradient_are_never_touched(run_workers):
+    assert run_workers(unused_rows, steps=STEPS) == [(True, True, True, True, True)] * 2
+
+
+def unused(kind):
+    """One parameter without gradient: on one worker, on all, from step 5 on."""
+    shapes = {"a": (64, 48), "b": (80, 40), "bias": (40,)}
+    with edgc_ddp(GradientModel(shapes), EDGCConfig(**OPTIONS), 40, find_unused_parameters=True, **BUCKETS) as (
+        ddp,
+        state,
+    ):
+        frozen = equal = True
+        for step in range(STEPS):
+            gradients = gradients_for(shapes, step)
+            absent = step >= 5 and (kind == "all" or dist.get_rank() == 1)
+            if absent:
+                del gradients["b"]
+            before = state.reducer.feedback.errors.get("weights.b")
+            before = None if before is None else before.clone()
+            decoded = synchronized(ddp, gradients)
+            error = state.reducer.feedback.errors["weights.b"]
+            if kind == "all" and step >= 5:
+                frozen = frozen and decoded["b"] is None and torch.equal(before, error)
+            else:
+                equal = equal and same_everywhere(decoded["b"]) and decoded["b"].abs().max() > 0
+            equal = equal and same_everywhere(decoded["a"])
+        return frozen, bool(equal), state.totals.compressed_steps
+
+
+@pytest.mark.fault(
+    "a parameter is unused on one worker from some step on", "averaged as by DDP, with zero for that worker"
+)
+def test_unused_on_one_worker(run_workers):
+    assert run_workers(unused, kind="one") == [(True, True, STEPS)] * 2
+
+
+@pytest.mark.fault(
+    "a parameter is unused on all workers from some step on", "its .grad stays None and its error is kept"
+)
+def test_unused_on_all_workers(run_workers):
+    assert run_workers(unused, kind="all") == [(True, True, STEPS)] * 2
+
+
+def never_used():
+    shapes = {"a": (64, 48), "never": (80, 40)}
+    model = GradientModel(shapes)
+    with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, find_unused_parameters=True, **BUCKETS) as (ddp, state):
+        for step in range(STEPS):
+            result = synchronized(ddp, {"a": gradients_for(shapes, step)["a"]})
+        ours = "weights.never" in state.reducer.slots or "weights.never" in state.reducer.feedback.errors
+        return result["never"] is None, ours, state.totals.compressed_steps, same_everywhere(result["a"])
+
+
+@pytest.mark.fault("a parameter never gets a gradient", "it keeps .grad None and takes no memory")
+def test_never_used(run_workers):
+    assert run_workers(never_used) == [(True, False, STEPS, True)] * 2
+
+
+def frozen_and_lora():
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny_gpt2()
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    frozen = base.transformer.wte.weight.detach().clone()
+    with edgc_ddp(model, EDGCConfig(max_rank=4), 40, **BUCKETS) as (ddp, state):
+        train_steps(ddp, STEPS)
+        dense = {reason.reason for reason in state.layout.dense}
+        same_bytes = state.totals.sent_bytes == state.totals.dense_bytes
+    return (
+        len(state.layout.matrices),
+        dense,
+        same_bytes,
+        torch.equal(frozen, base.transformer.wte.weight),
+        equal_replicas(model),
+    )
+
+
+@pytest.mark.fault(
+    "frozen parameters; LoRA adapters from peft", "frozen ones are not sent; adapters are small: dense, and so listed"
+)
+def test_frozen_parameters_and_lora(run_workers):
+    expected = (0, {"saves less than 2 x at rank 1"}, True, True, True)
+    assert run_workers(frozen_and_lora) == [expected] * 2
+
+
+def mixed_types():
+    shapes = {"a": (64, 48), "b": (80, 40), "c": (40, 72), "bias": (48,), "small": (40,)}
+    dtypes = {"b": torch.bfloat16, "c": torch.float16, "small": torch.bfloat16}
+
+    def gradients(step):
+        return {n: g.to(dtypes.get(n, torch.float32)) for n, g in gradients_for(shapes, step, scale=0.01).items()}
+
+    return fed_and_decoded(shapes, gradients, dtypes)
+
+
+@pytest.mark.fault(
+    "float32, bfloat16 and float16 parameters in one model", "each is compressed, with errors in float32"
+)
+def test_mixed_types(run_workers):
+    check(run_workers(mixed_types), tolerance=2**-7)
+
+
+def autocast(dtype):
+    model = tiny_gpt2()
+    with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, **BUCKETS) as (ddp, state):
+        with torch.autocast("cpu", dtype, cache_enabled=False):  # one region over many steps: no stale weights
+            losses = train_steps(ddp, 30, learning_rate=3e-3)
+        return sum(losses[-5:]) < sum(losses[:5]) - 0.5, state.totals.compressed_steps, equal_replicas(model)
+
+
+@pytest.mark.fault("autocast in bfloat16", "gradients are float32 and compressed")
+def test_autocast(run_workers):
+    assert run_workers(autocast, dtype=torch.bfloat16) == [(True, 30, True)] * 2

@@ -1,9 +1,39 @@
-"""Lets an exchange that happens anyway tell every worker whether all of them are at the same point."""
+"""Notices that workers differ: all at attach, and their point in the run in exchanges that happen anyway."""
 
 import zlib
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+
+def require_same(names: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Compare what every worker has sent: ``rows`` holds one integer for each of ``names``, by worker.
+
+    Raises:
+        RuntimeError: names what differs; the same on every worker.
+    """
+    differing = [name for name, column in zip(names, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]
+    if differing:
+        raise RuntimeError(
+            f"The workers differ in: {', '.join(differing)}. Compression needs the same on all {len(rows)}; start all "
+            "of them with the same code, options and model."
+        )
+
+
+def require_same_point(means: Tensor, workers: int, worker: int, point: Mapping[str, object]) -> None:
+    """Check fingerprints of every worker's ``point``, averaged over ``workers``; one host sync.
+
+    Raises:
+        RuntimeError: on every worker, if they are at different points; says where this one is.
+    """
+    if not all_equal(means, workers):
+        where = ", ".join(f"{name} {value}" for name, value in point.items())
+        raise RuntimeError(
+            f"The workers are not at the same point. Worker {worker} is at {where}. One of them has skipped a step or "
+            "has been changed from outside; resume all of them from the last checkpoint."
+        )
+
 
 _DIGITS = 4
 SIZE = 2 * _DIGITS

@@ -64,9 +64,9 @@ class EDGCCallback(TrainerCallback):
     ) -> None:
         """Make sure that the wrapped model runs our hook, and start the run's records."""
         trainer = _trainer()
-        if self._plugin is None:  # added to the Trainer after its construction
-            self._install(trainer)
-        assert self._plugin is not None
+        plugin = trainer.accelerator.ddp_handler
+        # The callback may have been added after construction, or given to several Trainers.
+        self._plugin = plugin if isinstance(plugin, EDGCPlugin) else self._install(trainer)
         self._state = self._plugin.state_of(trainer.model_wrapped)
         if self._state is None:
             if args.world_size > 1:
@@ -131,11 +131,12 @@ class EDGCCallback(TrainerCallback):
         """Let a model that was only evaluated so far be wrapped for training."""
         _forget_evaluation_only(kwargs.get("model"))
 
-    def _install(self, trainer: Trainer) -> None:
-        self._plugin = EDGCPlugin(self.config).attach(trainer.accelerator, trainer.model_wrapped)
+    def _install(self, trainer: Trainer) -> EDGCPlugin:
+        plugin = EDGCPlugin(self.config).attach(trainer.accelerator, trainer.model_wrapped)
         # First in line, so that reporters see our figures; a new list, since Trainer may be walking the old one.
         handler = trainer.callback_handler
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
+        return plugin
 
     def _figures(self, state: EDGCState, last: StepRecord) -> dict[str, float]:
         """Over the steps since the last log."""

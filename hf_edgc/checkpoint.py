@@ -7,6 +7,7 @@ leaves the state saved before usable.
 
 import json
 import os
+import socket
 import zlib
 from collections.abc import Mapping
 from copy import copy
@@ -35,16 +36,16 @@ def save_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     """
     folder, step = Path(directory), state.controller.step
     worker = state.exchange.worker
-    own = _worker_file(folder, model_index, step, worker)
+    own = _worker_file(state, folder, model_index, step, worker)
     header = {"step": step, "workers": state.exchange.workers, "worker": worker}
     problem = _try_write(own, state.reducer.feedback.errors, header)
     _raise_together(state, problem, f"could not write {own.name}")
-    # The first worker of each node writes: on a shared disk they write the same, on local disks each has its own.
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        shared = _shared_file(folder, model_index)
+    # The first worker on each host writes: on a shared disk they write the same, on local disks each has its own.
+    if worker == _first_on_host(state):
+        shared = _shared_file(state, folder, model_index)
         problem = _try_write(shared, _shared_tensors(state), {**header, **_shared_numbers(state)})
     _raise_together(state, problem, "could not write the shared file")
-    for stale in folder.glob(f"edgc_{model_index}_step_*_worker_{worker}.safetensors"):
+    for stale in folder.glob(own.name.replace(f"_step_{step}_", "_step_*_")):
         if stale != own:
             stale.unlink(missing_ok=True)
 
@@ -63,13 +64,15 @@ def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     """
     folder, problem, found = Path(directory), "", None
     try:
-        tensors, header = _read(_shared_file(folder, model_index))
+        tensors, header = _read(_shared_file(state, folder, model_index))
         found = _fit(state, tensors, header, _read_errors(folder, model_index, header, state))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         problem = f"{type(error).__name__}: {error}"
     failed = _failed_workers(state, problem)
-    if failed or found is None:
-        reason = problem or f"worker {failed[0]} could not read its part"
+    # On disks of their own, hosts may hold states of different steps.
+    checksums = {row[0] for row in state.exchange.gather_ints([0 if found is None else found.checksum], state.device)}
+    if failed or found is None or len(checksums) > 1:
+        reason = problem or (f"worker {failed[0]} could not read its part" if failed else "it differs between hosts")
         if state.config.require_state:
             raise RuntimeError(f"No usable EDGC state in {folder} ({reason}), and require_state is set.")
         if problem or is_main_process():
@@ -94,6 +97,8 @@ class _Found:
     errors: dict[str, Tensor]
     slots: dict[str, Slot]
     notes: list[str]
+    checksum: int
+    """Of the shared file."""
 
 
 def _shared_tensors(state: EDGCState) -> dict[str, Tensor]:
@@ -116,9 +121,12 @@ def _fit(
 ) -> _Found:
     """Check and convert everything; ``state`` is not changed."""
     notes = []
-    same_config = header["config"] == state.config.to_dict()
-    if not same_config:
-        notes.append("the EDGC options are others; errors and factors are kept, ranks start as the options say")
+    options, saved = state.config.to_dict(), header["config"]
+    changed = [f"{k} {saved.get(k)} -> {options[k]}" for k in options if saved.get(k) != options[k]]
+    same_config = not changed
+    if changed:
+        told = ", ".join(changed)
+        notes.append(f"EDGC options differ ({told}); errors and factors are kept, ranks start as the options say")
     controller = copy(state.controller)
     controller.load_state_dict(header["controller"], same_config)
     shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in state.layout.matrices}
@@ -142,6 +150,7 @@ def _fit(
         errors={name: error.to(place, feedback.dtype, copy=True) for name, error in kept.items()},
         slots=dict(slots),
         notes=notes,
+        checksum=_checksum(tensors, header),
     )
 
 
@@ -149,26 +158,39 @@ def _read_errors(folder: Path, index: int, header: Mapping[str, Any], state: EDG
     step, saved = int(header["step"]), int(header["workers"])
     workers, worker = state.exchange.workers, state.exchange.worker
     if saved == workers:
-        return _read(_worker_file(folder, index, step, worker))[0]
+        return _read(_worker_file(state, folder, index, step, worker))[0]
     total: dict[str, Tensor] = {}
     for other in range(saved):
-        for name, error in _read(_worker_file(folder, index, step, other))[0].items():
+        for name, error in _read(_worker_file(state, folder, index, step, other))[0].items():
             total[name] = total[name] + error.float() if name in total else error.float()
     return {name: error / workers for name, error in total.items()}
 
 
-def _worker_file(folder: Path, index: int, step: int, worker: int) -> Path:
-    return folder / f"edgc_{index}_step_{step}_worker_{worker}.safetensors"
+def _worker_file(state: EDGCState, folder: Path, index: int, step: int, worker: int) -> Path:
+    return folder / f"edgc_{index}{_group(state)}_step_{step}_worker_{worker}.safetensors"
 
 
-def _shared_file(folder: Path, index: int) -> Path:
-    return folder / f"edgc_{index}_shared.safetensors"
+def _shared_file(state: EDGCState, folder: Path, index: int) -> Path:
+    return folder / f"edgc_{index}{_group(state)}_shared.safetensors"
+
+
+def _group(state: EDGCState) -> str:
+    """Tells process groups apart that save into one folder; empty for the group of all workers."""
+    first = state.exchange.first_global_worker
+    return "" if first is None else f"_group_{first}"
+
+
+def _first_on_host(state: EDGCState) -> int:
+    """The first worker of our group on this worker's host."""
+    host = zlib.crc32(socket.gethostname().encode())
+    return [row[0] for row in state.exchange.gather_ints([host], state.device)].index(host)
 
 
 def _try_write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
     """Write atomically; the reason why that failed, or an empty string."""
     on_host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    full = {"format": FORMAT_VERSION, "crc32": _checksum(on_host), **header}
+    plain = {"format": FORMAT_VERSION, **header}
+    full = {**plain, "crc32": _checksum(on_host, plain)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -197,13 +219,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     header: dict[str, Any] = json.loads(text)
     if header.get("format") != FORMAT_VERSION:
         raise ValueError(f"{path.name} has format {header.get('format')}, this release reads {FORMAT_VERSION}")
-    if header.get("crc32") != _checksum(tensors):
+    if header.pop("crc32", None) != _checksum(tensors, header):
         raise ValueError(f"{path.name} is damaged: its checksum does not match")
     return tensors, header
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    value = 0
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> int:
+    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         flat = tensors[name].reshape(-1).view(torch.uint8) if tensors[name].numel() else torch.empty(0)
         value = zlib.crc32(flat.numpy().data, zlib.crc32(name.encode(), value))

@@ -38,7 +38,7 @@ class EDGCConfig:
     )
     max_rank: int = _option(DEFAULT_MAX_RANK, "Largest matrix rank that mode edgc may choose.")
     min_rank: int | None = _option(
-        None, "Smallest matrix rank that mode edgc may choose. Default: max_rank / 4 (paper, DAC)."
+        None, "Smallest matrix rank that mode edgc may choose. Default: max_rank / 4 (paper, DAC), or rank if smaller."
     )
     rank_step: int = _option(4, "Largest change of the rank at the end of one window (4 in the authors' public code).")
     window_steps: int | None = _option(
@@ -51,8 +51,10 @@ class EDGCConfig:
         "on until the modelled error at min_rank falls below the first one at max_rank. Dense steps cost bytes and "
         "bought no quality in our measurements, so the default is none.",
     )
-    warmup_max_fraction: float = _option(
-        0.3, "Share of the run at which a dense warm-up ends whatever the error test says."
+    warmup_max_fraction: float | None = _option(
+        None,
+        "Share of the run at which a dense warm-up ends whatever the error test says. Default: 0.3, or warmup_fraction "
+        "if that is more.",
     )
     error_model: Literal["ef", "paper"] = _option(
         "ef",
@@ -131,7 +133,7 @@ class EDGCConfig:
                 self.rank,
                 f"an integer from min_rank ({self.lowest_rank}) to max_rank ({self.max_rank})",
             )
-        if self.warmup_max_fraction < self.warmup_fraction:
+        if self.warmup_max_fraction is not None and self.warmup_max_fraction < self.warmup_fraction:
             allowed = f"a number from warmup_fraction ({self.warmup_fraction}) to below 1"
             raise _invalid("warmup_max_fraction", self.warmup_max_fraction, allowed)
 
@@ -145,7 +147,7 @@ class EDGCConfig:
         """Smallest matrix rank that any step can use."""
         if self.mode == "static":
             return self.start_rank
-        return self.min_rank if self.min_rank is not None else max(1, self.max_rank // 4)
+        return self.min_rank if self.min_rank is not None else min(self.start_rank, max(1, self.max_rank // 4))
 
     def window(self, total_steps: int | None) -> int:
         """Optimizer steps in a window, for a run of ``total_steps`` (None: of unknown length)."""
@@ -162,7 +164,8 @@ class EDGCConfig:
             return 0, 0
         if total_steps is None:
             return sys.maxsize, sys.maxsize
-        return math.ceil(self.warmup_fraction * total_steps), math.ceil(self.warmup_max_fraction * total_steps)
+        most = self.warmup_max_fraction if self.warmup_max_fraction is not None else max(0.3, self.warmup_fraction)
+        return math.ceil(self.warmup_fraction * total_steps), math.ceil(most * total_steps)
 
     def check_run_length(self, total_steps: int | None) -> None:
         """Refuse a window or a warm-up that leaves no step to act on.

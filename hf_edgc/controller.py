@@ -110,8 +110,7 @@ class Controller:
         progress = self._progress
         if measured is not None:
             progress.window.append([float(entropy) for entropy in measured.entropies])
-            if progress.first_entropies is None:
-                progress.first_entropies = progress.window[-1]
+            progress.first_entropies = _first_finite(progress.first_entropies, progress.window[-1])
             if measured.learning_rate is not None:
                 progress.learning_rate = measured.learning_rate
                 progress.peak_learning_rate = max(progress.peak_learning_rate, measured.learning_rate)
@@ -238,10 +237,15 @@ class Controller:
         return ef_rank(rank, start, now, matrix.rows, matrix.cols, lr_ratio, self._config.lr_exponent)
 
     def _stepped(self, target: float) -> int:
-        """Even rank next to ``target``, within one rank_step of the current rank and the allowed range."""
+        """Even rank next to ``target``, or as near as one rank_step and the allowed range let it come."""
         config, rank = self._config, self._progress.rank
-        target = min(max(target, rank - config.rank_step), rank + config.rank_step)
-        return min(max(2 * round(target / 2), config.lowest_rank), config.max_rank)
+        stepped = min(max(2 * round(target / 2), rank - config.rank_step), rank + config.rank_step)
+        return min(max(stepped, config.lowest_rank), config.max_rank)
+
+
+def _first_finite(first: list[float] | None, now: list[float]) -> list[float]:
+    """``first`` where it is finite, else ``now``: a matrix without gradient in its first step still gets a start."""
+    return [start if math.isfinite(start) else value for start, value in zip(first or now, now, strict=True)]
 
 
 def _finite_mean(values: Sequence[float]) -> float:

@@ -51,7 +51,7 @@ def measure(tensors: Sequence[Tensor], estimator: str, fraction: float, offset: 
         raise ValueError(f"estimator is {estimator!r}; it must be one of {sorted(ESTIMATORS)}")
     _check_limits(fraction, MAX_SAMPLES)
     if not tensors:
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32)
     estimate = ESTIMATORS[estimator]
     return torch.stack([estimate(sample(t, fraction, offset=offset)) for t in tensors])
 
@@ -203,7 +203,7 @@ def _counts(x: Tensor, low: Tensor, high: Tensor, bins: int) -> Tensor:
     index = position.nan_to_num(nan=0.0).clamp(0, bins - 1).to(torch.int64)
     inside = ((x >= low) & (x <= high)).to(torch.float32)
     # Adding ones is exact up to 2^24, so the order of the additions does not matter.
-    return torch.zeros(bins, device=x.device).scatter_add_(0, index, inside)
+    return torch.zeros(bins, dtype=torch.float32, device=x.device).scatter_add_(0, index, inside)
 
 
 def _discrete_entropy(counts: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def _nan_unless_finite(entropy: Tensor, x: Tensor) -> Tensor:
 
 def _constant(x: Tensor, value: float) -> Tensor:
     """A value, () float32 on the device of x."""
-    return torch.full((), value, device=x.device)
+    return torch.full((), value, dtype=torch.float32, device=x.device)
 
 
 def _check_limits(fraction: float, max_samples: int) -> None:

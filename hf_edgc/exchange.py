@@ -18,6 +18,7 @@ class Exchange:
     Attributes:
         workers: how many there are.
         worker: which one this is, from 0.
+        first_global_worker: the group's first worker, counted over all; None for the group of all workers.
         sent_bytes: bytes that this worker has handed to collectives.
         wait_s: seconds spent in blocking collectives.
         collectives: number of collectives issued.
@@ -29,6 +30,8 @@ class Exchange:
         self.group = process_group if process_group is not None else dist.group.WORLD
         self.workers = dist.get_world_size(self.group)
         self.worker = dist.get_rank(self.group)
+        members = dist.get_process_group_ranks(self.group)
+        self.first_global_worker = None if len(members) == dist.get_world_size() else members[0]
         self.sent_bytes = 0
         self.wait_s = 0.0
         self.collectives = 0

@@ -3,7 +3,6 @@
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucke
 
 from hf_edgc import agreement
 from hf_edgc.codecs import LowRank
+from hf_edgc.collected import Collected
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
 from hf_edgc.exchange import Exchange
@@ -23,22 +23,13 @@ from hf_edgc.measurement import Measurement
 from hf_edgc.records import StepRecord, Totals
 from hf_edgc.reduction import Item, Reducer
 
+PYTHON_REDUCER = (
+    'torch._dynamo.config.optimize_ddp="python_reducer" gives communication hooks no buckets. Use optimize_ddp=True '
+    '(torch\'s default) or "no_optimization" with EDGC.'
+)
+
 FORMAT_VERSION = 1
 """Raised when workers of different releases could no longer train together."""
-
-
-@dataclass
-class _Collected:
-    """What has come in of the current step; byte and time counts hold the exchange's values at its start."""
-
-    measurement: Measurement
-    sent_bytes: int
-    wait_s: float
-    hook_s: float = 0.0
-    dense_bytes: int = 0
-    items: list[Item] = field(default_factory=list)
-    dense: list[tuple[str, Tensor]] = field(default_factory=list)
-    futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = field(default_factory=list)
 
 
 class EDGCState:
@@ -77,6 +68,12 @@ class EDGCState:
             ValueError: an option does not fit the run's length.
         """
         trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        complex_names = [name for name, parameter in trainable if parameter.is_complex()]
+        if complex_names and config.mode != "none":
+            raise NotImplementedError(
+                f"EDGC can't compress complex parameters ({', '.join(complex_names[:3])}): use mode none, or leave "
+                "them out of DDP."
+            )
         self.config = config
         self.layout = build_layout(((name, tuple(parameter.shape)) for name, parameter in trainable), config)
         self.exchange = Exchange(process_group)
@@ -130,10 +127,10 @@ class EDGCState:
             self.config.check_run_length(self._total_steps)  # Trainer tells the length after the wrapping
         step = self._collected
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
-        if self.controller.wants_entropies:
+        if self.controller.wants_entropies and not bucket.buffer().is_sparse:
             offset = self.controller.step // self.config.entropy_every
             step.measurement.add(self._named_gradients(bucket), bucket.buffer(), offset)
-        compress = self.controller.plan.compress
+        compress = self.controller.plan.compress and not bucket.buffer().is_sparse
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
             device = bucket.buffer().device
@@ -159,7 +156,13 @@ class EDGCState:
                 step.dense.append((name, grad))
             else:
                 matrix = self.layout.matrices[index]
-                step.items.append(Item(name, grad.view(matrix.rows, matrix.cols), LowRank(ranks[index], dtype)))
+                step.items.append(
+                    Item(
+                        name,
+                        grad if grad.dim() == 2 else grad.view(matrix.rows, matrix.cols),
+                        LowRank(ranks[index], dtype, self.exchange.workers),
+                    )
+                )
         device = bucket.buffer().device
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         step.futures.append((future, bucket.buffer()))
@@ -181,11 +184,16 @@ class EDGCState:
             future.set_result(buffer)
         return means is not None, self._understood(means, scale)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "EDGCState":
+        """A copy of a DDP, as averaging its weights makes, synchronizes nothing: it may hold the same state."""
+        return self
+
     def _finish_dense(self, device: torch.device) -> tuple[bool, Measured | None]:
         if not self.controller.wants_entropies:
             return True, None
         (means,) = self.exchange.mean([self._numbers(device)])
-        return True, self._understood(means, self.loss_scale())
+        measured = self._understood(means, self.loss_scale())
+        return measured is not None, measured
 
     def _numbers(self, device: torch.device) -> Tensor:
         """What goes along with the gradients: are all workers at the same point, and what was measured."""
@@ -201,12 +209,8 @@ class EDGCState:
         """
         if means is None:
             return None
-        if not agreement.all_equal(means[: agreement.SIZE], self.exchange.workers):
-            point = ", ".join(f"{name} {value}" for name, value in self._point().items())
-            raise RuntimeError(
-                f"The workers are not at the same point. Worker {self.exchange.worker} is at {point}. One of them has "
-                "skipped a step or has been changed from outside; resume all of them from the last checkpoint."
-            )
+        exchange = self.exchange
+        agreement.require_same_point(means[: agreement.SIZE], exchange.workers, exchange.worker, self._point())
         return self._collected.measurement.read(means[agreement.SIZE :], scale)
 
     def _point(self) -> dict[str, object]:
@@ -240,30 +244,39 @@ class EDGCState:
         self.measured = measured if measured is not None else self.measured
         self._collected = self._empty()
         if self.on_record is not None:
-            self.on_record(self.last)
+            try:
+                self.on_record(self.last)
+            except OSError as error:  # a full disk must not leave the other workers waiting
+                get_logger().warning("records end at step %d: %s", self.last.step, error)
+                self.on_record = None
 
-    def _empty(self) -> _Collected:
-        return _Collected(Measurement(self.config, self._matrix_index), self.exchange.sent_bytes, self.exchange.wait_s)
+    def _empty(self) -> Collected:
+        return Collected(Measurement(self.config, self._matrix_index), self.exchange.sent_bytes, self.exchange.wait_s)
 
     def _named_gradients(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        return [(self._names[id(parameter)], grad) for parameter, grad in pairs]
+        pairs = []
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if id(parameter) not in self._names:
+                raise RuntimeError(
+                    "EDGCState met a parameter that it was not given, of shape "
+                    f"{tuple(parameter.shape)}: one was unfrozen or added after the state was made, or it serves "
+                    "two models. Make one EDGCState for each DDP, from all its trainable parameters."
+                )
+            if parameter.dim() == 2 and not parameter.is_contiguous():
+                grad = grad.as_strided(parameter.shape, parameter.stride())  # DDP shows its memory as if contiguous
+            pairs.append((self._names[id(parameter)], grad))
+        return pairs
 
     def _agree(self, total_steps: int | None) -> None:
         """Compare release, config, model and run length over the workers: a difference must not become a hang."""
+        names = zlib.crc32(repr(sorted(self._names.values())).encode())
         parts = {
             "hf_edgc release": FORMAT_VERSION,
             "EDGCConfig": self.config.digest(),
-            "model parameters": self.layout.digest() ^ zlib.crc32(repr(sorted(self._names.values())).encode()),
+            "model parameters": self.layout.digest() ^ names,
             "total_steps": -1 if total_steps is None else total_steps,
         }
-        rows = self.exchange.gather_ints(list(parts.values()), self.device)
-        differing = [what for what, column in zip(parts, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]
-        if differing:
-            raise RuntimeError(
-                f"The workers differ in: {', '.join(differing)}. Compression needs the same on all {len(rows)}; "
-                "start all of them with the same code, options and model."
-            )
+        agreement.require_same(list(parts), self.exchange.gather_ints(list(parts.values()), self.device))
 
 
 def edgc_hook(state: EDGCState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -277,4 +290,6 @@ def edgc_hook(state: EDGCState, bucket: GradBucket) -> torch.futures.Future[torc
         Future of the bucket's averaged gradients, shape (elements,). In a compressed step the futures of all
         buckets are set when the last bucket comes in.
     """
+    if not isinstance(bucket, GradBucket):
+        raise NotImplementedError(PYTHON_REDUCER)
     return state.reduce(bucket)

@@ -36,8 +36,8 @@ class Measurement:
         The learning rate goes along so that workers whose schedules differ still decide the same.
         """
         if not self._norms:
-            return torch.empty(0, device=device)
-        vector = torch.empty(len(self.indices) + 3, device=device)
+            return torch.empty(0, dtype=torch.float32, device=device)
+        vector = torch.full((len(self.indices) + 3,), math.nan, dtype=torch.float32, device=device)
         for indices, values in self._entropies:
             if indices:
                 vector[indices] = values
@@ -48,11 +48,17 @@ class Measurement:
         return vector
 
     def read(self, means: Tensor | None, scale: float) -> Measured | None:
-        """Averaged ``vector()`` of gradients with loss scale ``scale``, on the host; None if there is nothing."""
+        """Averaged ``vector()`` of gradients with loss scale ``scale``, on the host.
+
+        Returns:
+            None if nothing was measured or a gradient was not finite, in which case no figure means anything.
+        """
         if means is None or means.numel() == 0:
             return None
         # Scaling a gradient by s adds ln(s) to its differential entropy; the min-max histogram can't see it.
         shift = 0.0 if self.config.entropy_estimator == "histogram_minmax" else math.log(scale)
         *entropies, grad_norm, error_norm, rate = means.tolist()
+        if not math.isfinite(grad_norm):
+            return None
         known_rate = None if math.isnan(rate) else rate
         return Measured([value - shift for value in entropies], grad_norm / scale, error_norm, known_rate)

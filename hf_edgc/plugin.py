@@ -1,16 +1,15 @@
 """EDGCPlugin: gives every model that Accelerate wraps in DDP its EDGC hook."""
 
-import os
-import warnings
+import itertools
 import weakref
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import DistributedDataParallelKwargs
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_edgc.callers import calling_instance
@@ -21,18 +20,7 @@ from hf_edgc.logs import get_logger, is_main_process
 from hf_edgc.memory import expected_memory
 from hf_edgc.optimizers import LearningRate, listen
 from hf_edgc.records import StepRecord
-
-_DDP_TYPES = {
-    DistributedType.MULTI_GPU,
-    DistributedType.MULTI_CPU,
-    DistributedType.MULTI_XPU,
-    DistributedType.MULTI_NPU,
-    DistributedType.MULTI_MLU,
-    DistributedType.MULTI_MUSA,
-    DistributedType.MULTI_SDAA,
-    DistributedType.MULTI_NEURON,
-    DistributedType.MULTI_HPU,
-}
+from hf_edgc.support import check_ddp, check_supported
 
 
 class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accelerate has no types
@@ -69,8 +57,9 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         self.total_steps = total_steps
         self.on_record = on_record
         # Weak keys: a model that is freed takes its state along.
-        self._states: weakref.WeakKeyDictionary[DistributedDataParallel, EDGCState] = weakref.WeakKeyDictionary()
+        self._attached: weakref.WeakKeyDictionary[DistributedDataParallel, _Attached] = weakref.WeakKeyDictionary()
         self._hooked: weakref.WeakSet[Accelerator] = weakref.WeakSet()
+        self._warned_often = False
         self._diagnosed = False
         listen(self)
 
@@ -95,7 +84,7 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
     @property
     def states(self) -> list[EDGCState]:
         """States of all models attached, in the order in which they were prepared."""
-        return list(self._states.values())
+        return [attached.state for attached in self._attached.values()]
 
     @property
     def state(self) -> EDGCState:
@@ -106,15 +95,16 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         """
         states = self.states
         if len(states) != 1:
-            raise RuntimeError(f"EDGCPlugin.state needs exactly one attached model, there are {len(states)}.")
+            hint = "" if states else ": one process needs no synchronization, or prepare was not called yet"
+            raise RuntimeError(f"EDGCPlugin.state needs exactly one attached model, there are {len(states)}{hint}.")
         return states[0]
 
     def state_of(self, model: torch.nn.Module) -> EDGCState | None:
         """State of ``model``, given as DDP, as what DDP wraps, or compiled; None if it is not attached."""
         inner = getattr(model, "_orig_mod", model)
-        for ddp, state in self._states.items():
+        for ddp, attached in self._attached.items():
             if inner is ddp or inner is ddp.module:
-                return state
+                return attached.state
         return None
 
     def attach(self, accelerator: Accelerator, *prepared: torch.nn.Module) -> "EDGCPlugin":
@@ -130,6 +120,7 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
             NotImplementedError: the accelerator does not use DDP (FSDP, DeepSpeed, Megatron-LM, tensor parallel).
             RuntimeError: WORLD_SIZE says there are several workers but this process sees only itself.
         """
+        self._diagnosed = True
         check_supported(accelerator.state)
         present = accelerator.ddp_handler
         if present is not None and present is not self:
@@ -151,9 +142,9 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         self._register(model, calling_instance(Accelerator))
 
     def _register(self, ddp: DistributedDataParallel, accelerator: Accelerator | None) -> None:
-        if ddp in self._states:
+        if ddp in self._attached:
             return
-        _check_ddp(ddp, accelerator)
+        check_ddp(ddp, accelerator)
         ignored = set(getattr(ddp, "parameters_to_ignore", ()))
         named = [(name, p) for name, p in ddp.module.named_parameters() if name not in ignored]
         state = EDGCState(self.config, named, ddp.process_group, self.total_steps)
@@ -163,7 +154,10 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
             state.loss_scale = _LossScale(accelerator)
             state.learning_rate = LearningRate(accelerator, state.parameter_ids)
             self._save_with(accelerator)
-        self._states[ddp] = state
+        taken = {attached.number for attached in self._attached_to(accelerator)}
+        number = next(number for number in itertools.count() if number not in taken)
+        owner = None if accelerator is None else weakref.ref(accelerator)
+        self._attached[ddp] = _Attached(state, owner, number)
         self._diagnosed = True
         if is_main_process():
             note = f" ({self.config.error_dtype})" if self.config.error_device == "gradient" else " (host memory)"
@@ -172,18 +166,34 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the step, and find out at the first one whether EDGC is on at all."""
-        for state in self._states.values():
-            state.optimizer_steps += 1
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for attached in self._attached.values():
+            if not owned.isdisjoint(attached.state.parameter_ids):
+                self._count_step(attached)
         if not self._diagnosed:
             self._diagnosed = True  # said once
             check_supported(PartialState())
             if PartialState().num_processes > 1:
-                warnings.warn(
-                    "EDGCPlugin: an optimizer steps on several workers, but no model was wrapped in DDP, so their "
-                    "models drift apart. Pass the plugin to Accelerator(kwargs_handlers=[...]) and the model through "
-                    "accelerator.prepare (not evaluation_mode=True) before training.",
-                    stacklevel=2,
+                get_logger().warning(
+                    "An optimizer steps on several workers, but no model was wrapped in DDP, so their models drift "
+                    "apart. Pass the plugin to Accelerator(kwargs_handlers=[...]) and the model through "
+                    "accelerator.prepare (not evaluation_mode=True) before training."
                 )
+
+    def _count_step(self, attached: "_Attached") -> None:
+        """Count an optimizer step of a model; warn once if it was synchronized more than once for it."""
+        synchronized = attached.state.totals.steps
+        if synchronized - attached.synchronized > 1 and not self._warned_often:
+            self._warned_often = True
+            if is_main_process():
+                get_logger().warning(
+                    "A model's gradients are synchronized several times for one step of its optimizer. Each time costs "
+                    "bytes, and what is dropped of a gradient that you then discard enters the next one. Accumulate "
+                    "with accelerator.accumulate(model), and run the passes whose gradients you discard (the "
+                    "discriminator's in a generator's step) under accelerator.no_sync(model)."
+                )
+        attached.synchronized = synchronized
+        attached.state.optimizer_steps += 1
 
     def _save_with(self, accelerator: Accelerator) -> None:
         """Write and read our state in ``accelerator.save_state`` and ``load_state``.
@@ -193,66 +203,38 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         if accelerator in self._hooked:
             return
         self._hooked.add(accelerator)
-        plugin = weakref.ref(self)
+        plugin, owner = weakref.ref(self), weakref.ref(accelerator)
+
+        def on_each(action: Callable[[EDGCState, str, int], object], directory: str) -> None:
+            alive = plugin()
+            for attached in alive._attached_to(owner()) if alive is not None else []:
+                action(attached.state, directory, attached.number)
 
         def save(models: Any, weights: Any, output_dir: str) -> None:
-            alive = plugin()
-            for index, state in enumerate(alive.states if alive is not None else []):
-                save_state(state, output_dir, index)
+            on_each(save_state, output_dir)
 
         def load(models: Any, input_dir: str) -> None:
-            alive = plugin()
-            for index, state in enumerate(alive.states if alive is not None else []):
-                load_state(state, input_dir, index)
+            on_each(load_state, input_dir)
 
         accelerator.register_save_state_pre_hook(save)
         accelerator.register_load_state_pre_hook(load)
+
+    def _attached_to(self, accelerator: Accelerator | None) -> "list[_Attached]":
+        return [each for each in self._attached.values() if (each.owner and each.owner()) is accelerator]
 
     def _ddp_options(self) -> dict[str, Any]:
         return {spec.name: getattr(self, spec.name) for spec in fields(DistributedDataParallelKwargs)}
 
 
-def check_supported(state: Any) -> None:
-    """Refuse what EDGC can't compress; warn when there is nothing to compress.
+@dataclass(eq=False)
+class _Attached:
+    """One model's state; ``number`` names its files and stays when another model is freed."""
 
-    Args:
-        state: Accelerate's ``AcceleratorState`` or ``PartialState``.
-
-    Raises:
-        NotImplementedError: gradients are not synchronized by DDP.
-        RuntimeError: WORLD_SIZE says there are several workers but this process sees only itself.
-    """
-    kind, launched = state.distributed_type, int(os.environ.get("WORLD_SIZE", "1"))
-    if kind in _DDP_TYPES:
-        return
-    if kind != DistributedType.NO:
-        raise NotImplementedError(
-            f"EDGC compresses the gradient synchronization of DistributedDataParallel; {kind.value} synchronizes "
-            "gradients itself. Launch with a MULTI_GPU or MULTI_CPU configuration, or leave EDGC out."
-        )
-    if launched > 1:
-        raise RuntimeError(
-            f"WORLD_SIZE is {launched}, but Accelerate sees a single process: each worker would train alone. On a "
-            "machine without GPU pass --use_cpu (Trainer), Accelerator(cpu=True) or ACCELERATE_USE_CPU=true."
-        )
-    warnings.warn(
-        "EDGC: one process, no gradients to synchronize, nothing is compressed. Use accelerate launch "
-        "--num_processes N to train on N workers.",
-        stacklevel=3,
-    )
-
-
-def _check_ddp(ddp: DistributedDataParallel, accelerator: Accelerator | None) -> None:
-    if getattr(ddp, "_use_python_reducer", False):
-        raise NotImplementedError(
-            'torch._dynamo.config.optimize_ddp="python_reducer" gives communication hooks no buckets. Use '
-            'optimize_ddp=True (torch\'s default) or "no_optimization" with EDGC.'
-        )
-    if ddp.static_graph and accelerator is not None and accelerator.gradient_accumulation_steps > 1:
-        raise NotImplementedError(
-            "static_graph=True with gradient accumulation fails inside DDP with any communication hook. Use "
-            "static_graph=False (Trainer: --ddp_static_graph false)."
-        )
+    state: EDGCState
+    owner: "weakref.ref[Accelerator] | None"
+    number: int
+    synchronized: int = 0
+    """Synchronizations up to the last step of its optimizer."""
 
 
 class _LossScale:

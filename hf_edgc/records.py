@@ -1,6 +1,7 @@
 """What is told about each step: the record, the sums over a run, the JSONL file."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,8 +34,9 @@ class StepRecord:
     wait_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**asdict(self), "ranks": list(self.ranks)}
+        """Plain values for JSON; numbers that are not finite become None, which JSON lacks."""
+        values = {**asdict(self), "ranks": list(self.ranks)}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 @dataclass

@@ -41,7 +41,7 @@ class Reducer:
         workers (a parameter not used in this step) gets zeros and keeps its error.
 
         Args:
-            items: at least one matrix.
+            items: matrices to compress; none if all their gradients are sparse.
             dense: gradients of any shape that are not compressed.
             measured: float32 numbers of any shape to average on the way; may hold infinities.
             scale: loss scale of the gradients.
@@ -51,14 +51,15 @@ class Reducer:
             ``measured`` averaged over the workers, or None.
         """
         # A parameter without gradient on this worker still takes part: its error may be due, others may use it.
-        used = torch.stack([item.grad.any() for item in items]).float()
+        used = torch.stack([item.grad.any() for item in items]).float() if items else measured.new_empty(0)
         matrices = [self.feedback.compensated(item.name, item.grad, scale) for item in items]
         encoders = [
             item.codec.encode(matrix, self.slots.get(item.name, {}), self._seed_of(item.name, step))
             for item, matrix in zip(items, matrices, strict=True)
         ]
         rounds = _Rounds(self.exchange, [item.codec.rounds for item in items], encoders)
-        exchanged = rounds.run([used, *dense], measured)
+        with torch.autocast(measured.device.type, enabled=False):  # a backward inside autocast would round the products
+            exchanged = rounds.run([used, *dense], measured)
         if exchanged is None:
             for item, matrix in zip(items, matrices, strict=True):
                 self.feedback.withdraw(item.name, matrix, item.grad, scale)
@@ -66,17 +67,24 @@ class Reducer:
         (used_anywhere, *dense_means), measured_mean = exchanged
         for grad, mean in zip(dense, dense_means, strict=True):
             grad.copy_(mean)
-        for index, is_used in enumerate(used_anywhere.tolist()):
-            if is_used:
-                self._commit(items[index], matrices[index], rounds.result(index), scale)
-            else:
-                items[index].grad.zero_()
+        with torch.autocast(measured.device.type, enabled=False):
+            for index, is_used in enumerate(used_anywhere.tolist()):
+                if is_used:
+                    self._commit(items[index], matrices[index], rounds.result(index), scale)
+                else:
+                    items[index].grad.zero_()
         return measured_mean
 
     def _commit(self, item: Item, matrix: Tensor, decoded: Decoded, scale: float) -> None:
-        self.feedback.keep(item.name, matrix, decoded.local)
+        result, local = decoded.mean, decoded.local
+        if scale != 1.0 or item.grad.dtype != torch.float32:
+            # The gradient's type may round or overflow where the decoded mean does not; what it can't hold is kept.
+            limits = torch.finfo(item.grad.dtype)
+            result = (result * scale).clamp(limits.min, limits.max).to(item.grad.dtype)
+            local = local - (decoded.mean - result.float() / scale)
+        self.feedback.keep(item.name, matrix, local)  # before the gradient is written: it may be the matrix
         self.slots[item.name] = decoded.slot
-        item.grad.copy_(decoded.mean if scale == 1.0 else decoded.mean * scale)
+        item.grad.copy_(result)
 
     def _seed_of(self, name: str, step: int) -> int:
         return zlib.crc32(f"{self.seed}/{name}/{step}".encode())
@@ -87,8 +95,8 @@ class _Rounds:
 
     def __init__(self, exchange: Exchange, counts: Sequence[int], encoders: Sequence[Rounds]) -> None:
         self._exchange = exchange
-        self._starts = [max(counts) - count for count in counts]
-        self._total = max(counts)
+        self._total = max(counts, default=1)
+        self._starts = [self._total - count for count in counts]
         self._encoders = encoders
         self._replies: list[list[Tensor]] = [[] for _ in encoders]
 

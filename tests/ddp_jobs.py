@@ -1,6 +1,7 @@
 """Building blocks for what runs on the pool's workers: models with prescribed gradients, and a GPT-2 in small."""
 
 import gc
+import logging
 from contextlib import contextmanager
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_edgc import EDGCConfig, EDGCState, edgc_hook
+from hf_edgc.logs import get_logger
 
 
 class GradientModel(torch.nn.Module):
@@ -117,3 +119,24 @@ def train_steps(ddp, steps, learning_rate=1e-3, batch=4, length=32, vocab=256, f
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+class Told(logging.Handler):
+    """What the package's logger says on this worker."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@contextmanager
+def listening():
+    told = Told()
+    get_logger().addHandler(told)
+    try:
+        yield told.messages
+    finally:
+        get_logger().removeHandler(told)

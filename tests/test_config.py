@@ -18,11 +18,11 @@ from hf_edgc.layout import build_layout
         ({"max_rank": 8.0}, ["max_rank=8.0", "type int"]),
         ({"max_rank": True}, ["max_rank=True", "type int"]),
         ({"min_rank": 40}, ["min_rank=40", "1 to max_rank (32)"]),
-        ({"rank": 4}, ["rank=4", "min_rank (8) to max_rank (32)"]),
+        ({"rank": 4, "min_rank": 8}, ["rank=4", "min_rank (8) to max_rank (32)"]),
         ({"rank": 64}, ["rank=64", "min_rank (8) to max_rank (32)"]),
         ({"warmup_fraction": 1.0}, ["warmup_fraction=1.0", "0 to below 1"]),
         ({"warmup_fraction": float("nan")}, ["warmup_fraction=nan", "0 to below 1"]),
-        ({"warmup_fraction": 0.4}, ["warmup_max_fraction=0.3", "warmup_fraction (0.4)"]),
+        ({"warmup_fraction": 0.4, "warmup_max_fraction": 0.3}, ["warmup_max_fraction=0.3", "warmup_fraction (0.4)"]),
         ({"entropy_fraction": 0.0}, ["entropy_fraction=0.0", "above 0"]),
         ({"entropy_every": -1}, ["entropy_every=-1", "at least 1"]),
         ({"min_compression_ratio": 0.5}, ["min_compression_ratio=0.5", "at least 1"]),
@@ -63,7 +63,7 @@ def test_run_length():
     with pytest.raises(ValueError, match="window_steps=11 is not allowed: use an integer from 1 to the 10"):
         EDGCConfig(window_steps=11).check_run_length(10)
     with pytest.raises(ValueError, match=r"warmup_fraction=0.95 .* fills all 10 optimizer steps"):
-        EDGCConfig(warmup_fraction=0.95, warmup_max_fraction=0.95).check_run_length(10)
+        EDGCConfig(warmup_fraction=0.95).check_run_length(10)
     with pytest.raises(ValueError, match="length is not known: pass total_steps"):
         EDGCConfig(warmup_fraction=0.1).check_run_length(None)
 

@@ -60,6 +60,20 @@ def test_falling_entropy_lowers_the_rank_by_at_most_rank_step_to_an_even_rank_wi
     assert all((index + 1) % 10 == 0 for index, change in enumerate(steps) if change)
 
 
+@pytest.mark.parametrize("rank, rank_step", [(8, 1), (9, 2), (20, 3)])
+def test_any_rank_step_moves_and_is_kept_to(rank, rank_step):
+    controller = Controller(config(rank=rank, min_rank=1, rank_step=rank_step), [WIDE])
+    ranks = run(controller, lambda step: [-0.05 * step], 400)
+    assert max(abs(later - now) for now, later in itertools.pairwise(ranks)) == rank_step
+    assert ranks[-1] == 1
+
+
+def test_a_first_measurement_that_is_not_finite_does_not_disable_the_error_test():
+    options = {"warmup_fraction": 0.1, "entropy_every": 1}
+    controller = Controller(config(**options), [WIDE], total_steps=200)
+    assert run(controller, lambda step: [math.nan if step < 2 else -1.0 * step], 200).count(0) == 20
+
+
 def test_rising_entropy_raises_the_rank_to_max_rank():
     controller = Controller(config(rank=8), [WIDE])
     assert run(controller, lambda step: [0.05 * step], 200)[-1] == 32

@@ -10,7 +10,7 @@ from hf_edgc.codecs.base import Decoded, Rounds, Slot
 from hf_edgc.codecs.orthogonal import orthonormal_columns, random_columns, unit_columns
 
 FP16_LIMIT = 2.0**15
-"""Half of float16's largest value: leaves room for the sum that averages the factors."""
+"""Half of float16's largest value: leaves room for rounding."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class LowRank:
 
     rank: int
     factor_dtype: torch.dtype = torch.float32
+    workers: int = 1
+    """How many workers average: one worker's factor may be so many times the mean."""
 
     @property
     def rounds(self) -> int:
@@ -40,7 +42,7 @@ class LowRank:
         scale = None
         if self.factor_dtype == torch.float16:
             (bound,) = yield [_factor_bound(matrix)]
-            scale = FP16_LIMIT / torch.where(bound > 0, bound, torch.ones_like(bound))
+            scale = FP16_LIMIT / self.workers / torch.where(bound > 0, bound, torch.ones_like(bound))
         q = resized(slot.get("q"), matrix.shape[1], self.rank, seed, matrix.device)
         (p_mean,) = yield [self._packed(matrix @ q, scale)]  # (rows, rank)
         p = orthonormal_columns(self._unpacked(p_mean, scale))
@@ -62,7 +64,7 @@ def resized(q: Tensor | None, cols: int, rank: int, seed: int, device: torch.dev
 
     Missing and dead (all zero) columns are replaced by random ones orthogonal to ``q``; ``seed`` fixes them.
     """
-    kept = unit_columns(q[:, :rank]) if q is not None else torch.empty(cols, 0, device=device)
+    kept = unit_columns(q[:, :rank]) if q is not None else torch.empty(cols, 0, dtype=torch.float32, device=device)
     kept = kept[:, kept.any(dim=0)]
     missing = rank - kept.shape[1]
     if missing == 0:

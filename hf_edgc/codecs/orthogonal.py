@@ -29,4 +29,4 @@ def unit_columns(matrix: Tensor) -> Tensor:
 def random_columns(rows: int, count: int, seed: int, device: torch.device) -> Tensor:
     """Gaussian (rows, count), float32, fixed by ``seed``; the global generators are not touched."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, count, generator=generator).to(device)
+    return torch.randn(rows, count, generator=generator, dtype=torch.float32).to(device)

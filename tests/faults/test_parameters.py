@@ -240,6 +240,112 @@ def test_mixed_types(run_workers):
     check(run_workers(mixed_types), tolerance=2**-7)
 
 
+def strided():
+    """Transposed and channels-last parameters, whose gradients DDP shows as if they were contiguous."""
+    shapes = {"a": (64, 24), "conv": (40, 8, 3, 3)}
+    model = GradientModel(shapes)
+    model.weights["a"].data = torch.zeros(24, 64).t()
+    model.weights["conv"].data = torch.zeros(40, 8, 3, 3).to(memory_format=torch.channels_last)
+    config = EDGCConfig(mode="static", rank=2, min_compression_ratio=1.0)
+    with edgc_ddp(model, config, **BUCKETS) as (ddp, _):
+        for step in range(STEPS):
+            rank_one = torch.Generator().manual_seed(step)
+            left, right = torch.randn(64, 1, generator=rank_one), torch.randn(1, 24, generator=rank_one)
+            gradients = {"a": left @ right, "conv": gradients_for(shapes, step)["conv"]}
+            result = synchronized(ddp, gradients)
+    return ((result["a"] - left @ right).norm() / (left @ right).norm()).item(), same_everywhere(result["conv"])
+
+
+@pytest.mark.fault("transposed and channels-last parameters", "compressed as the matrices that they are")
+def test_strided_parameters(run_workers):
+    for error, equal in run_workers(strided):
+        assert error < 1e-5 and equal, "a rank-1 gradient is exact at rank 2"
+
+
+def half_overflow():
+    """Gradients near the end of float16 whose errors push the decoded mean beyond it."""
+    shapes = {"a": (64, 64)}
+    model = GradientModel(shapes, torch.float16)
+    constant = (1e4 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))).clamp(-3e4, 3e4).half()
+    total = torch.zeros(64, 64, dtype=torch.float64)
+    with edgc_ddp(model, EDGCConfig(mode="static", rank=1, min_compression_ratio=1.0)) as (ddp, state):
+        for _ in range(12):
+            result = synchronized(ddp, {"a": constant})["a"]
+            total += result.double()
+        left = average(state.reducer.feedback.errors["weights.a"])
+        lost = (total + left - 12 * constant.double()).norm() / (12 * constant.double()).norm()
+        return result.isfinite().all().item(), lost.item(), state.totals.compressed_steps
+
+
+@pytest.mark.fault(
+    "a decoded gradient beyond the range of float16", "it is capped, and what it can't hold goes to the next step"
+)
+def test_decoded_gradients_that_float16_can_not_hold(run_workers):
+    for finite, lost, compressed in run_workers(half_overflow):
+        assert finite and compressed == 12 and lost < 1e-4
+
+
+def complex_parameter():
+    with pytest.raises(NotImplementedError) as caught:
+        edgc_ddp(GradientModel({"a": (16, 16)}, torch.complex64), EDGCConfig(**OPTIONS)).__enter__()
+    return str(caught.value)
+
+
+@pytest.mark.fault("complex parameters", "refused by name at attach")
+def test_complex_parameters(run_workers):
+    assert all("can't compress complex parameters (weights.a)" in told for told in run_workers(complex_parameter))
+
+
+def sparse_embedding():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(200, 32, sparse=True), torch.nn.Linear(32, 64))
+    with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, **BUCKETS) as (ddp, state):
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            tokens = torch.randint(200, (4,), generator=torch.Generator().manual_seed(9 * step + dist.get_rank()))
+            ddp(tokens).square().sum().backward()
+            optimizer.step()
+        return equal_replicas(model), state.totals.compressed_steps, list(state.reducer.slots)
+
+
+@pytest.mark.fault("sparse gradients (Embedding with sparse=True)", "sent as plain DDP does; the rest is compressed")
+def test_sparse_gradients(run_workers):
+    assert run_workers(sparse_embedding) == [(True, STEPS, ["1.weight"])] * 2
+
+
+def other_default_dtype():
+    shapes = {"a": (64, 48), "b": (80, 40)}
+    torch.set_default_dtype(torch.float64)
+    try:
+        return fed_and_decoded(shapes, lambda step: {n: g.float() for n, g in gradients_for(shapes, step).items()})
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.fault("another default dtype", "compressed as any other")
+def test_other_default_dtype(run_workers):
+    check(run_workers(other_default_dtype))
+
+
+def copied():
+    import copy
+
+    model = tiny_gpt2()
+    with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, **BUCKETS) as (ddp, state):
+        average_model = torch.optim.swa_utils.AveragedModel(ddp)
+        train_steps(ddp, STEPS)
+        average_model.update_parameters(ddp)
+        copy.deepcopy(ddp)
+        train_steps(ddp, 1)
+        return state.totals.compressed_steps, equal_replicas(model)
+
+
+@pytest.mark.fault("the DDP model is copied (weight averaging)", "works; the copy synchronizes nothing of its own")
+def test_copies_of_ddp(run_workers):
+    assert run_workers(copied) == [(STEPS + 1, True)] * 2
+
+
 def autocast(dtype):
     model = tiny_gpt2()
     with edgc_ddp(model, EDGCConfig(**OPTIONS), 40, **BUCKETS) as (ddp, state):

@@ -1,0 +1,23 @@
+"""What has come in of the current step, bucket by bucket."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hf_edgc.measurement import Measurement
+from hf_edgc.reduction import Item
+
+
+@dataclass
+class Collected:
+    """One step so far; ``sent_bytes`` and ``wait_s`` hold the exchange's counts at its start."""
+
+    measurement: Measurement
+    sent_bytes: int
+    wait_s: float
+    hook_s: float = 0.0
+    dense_bytes: int = 0
+    items: list[Item] = field(default_factory=list)
+    dense: list[tuple[str, Tensor]] = field(default_factory=list)
+    futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = field(default_factory=list)

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check kill format clean
+.PHONY: setup run test check kill soak faults format clean
 
 setup: $(READY)
 
@@ -38,6 +38,12 @@ check: setup
 
 kill: setup
 	$(BIN)/python benchmarks/kill_resume.py --runs 20
+
+soak: setup
+	$(BIN)/python benchmarks/soak.py --runs 200
+
+faults: setup
+	$(BIN)/python tests/faults/table.py --write
 
 format: setup
 	$(BIN)/ruff format .

@@ -16,6 +16,7 @@ import transformers
 from transformers import Trainer, set_seed
 
 from hf_edgc import EDGCCallback
+from hf_edgc.checkpoint import StateError
 from hf_edgc.clm.blocks import Blocks, TokenBlocks, build_blocks, collate
 from hf_edgc.clm.command_line import Options, parse
 from hf_edgc.clm.errors import UsageError, is_main_worker, report
@@ -70,7 +71,10 @@ def run(options: Options) -> None:
 
     metrics: dict[str, Any] = {}
     if training.do_train:
-        metrics |= trainer.train(resume_from_checkpoint=checkpoint).metrics
+        try:
+            metrics |= trainer.train(resume_from_checkpoint=checkpoint).metrics
+        except StateError as error:
+            raise UsageError(str(error)) from error
         metrics |= callback.summary()
         trainer.save_model()
         trainer.save_state()

@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from record import environment
+
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]  # its worker pool and jobs
 
 from resume_jobs import ROUTES, random_kill_step, run_until_killed
@@ -47,7 +49,7 @@ def main(runs: int, seed: int) -> int:
     finally:
         survivors.close()
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"runs": runs, "seed": seed, "bitwise_equal": runs - differed}))
+    print(json.dumps({"runs": runs, "seed": seed, "bitwise_equal": runs - differed, **environment()}))
     return differed
 
 

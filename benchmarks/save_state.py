@@ -6,11 +6,14 @@ About a minute. Prints one JSON line: file sizes in bytes and seconds to save an
 safetensors takes to save the model itself.
 """
 
+import argparse
 import json
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from record import environment
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]  # its worker pool and jobs
 
@@ -48,9 +51,10 @@ def measure(directory):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     pool = WorkerPool(2)
     with tempfile.TemporaryDirectory() as folder:
         result = pool.run(measure, 300, directory=folder)[0]
         sizes = {path.name: path.stat().st_size for path in sorted(Path(folder).iterdir())}
     pool.close()
-    print(json.dumps({**result, "file_bytes": sizes}))
+    print(json.dumps({**result, "file_bytes": sizes, **environment()}))

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from record import environment
+
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]  # its worker pool and jobs
 
 from soak_jobs import passed, plan_of, soak_run
@@ -31,7 +33,7 @@ def main(runs: int, seed: int) -> int:
             print(f"failed: --runs 1 --seed {number}: {json.dumps(plan_of(number))}", flush=True)
     pool.close()
     seconds = round(time.monotonic() - start, 1)
-    print(json.dumps({"runs": runs, "seed": seed, "failed_seeds": failed, "seconds": seconds}))
+    print(json.dumps({"runs": runs, "seed": seed, "failed_seeds": failed, "seconds": seconds, **environment()}))
     return len(failed)
 
 

@@ -10,8 +10,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_edgc.callers import calling_argument, calling_instance
 from hf_edgc.checkpoint import load_state, save_state
-from hf_edgc.config import EDGCConfig
+from hf_edgc.config import EDGCConfig, require_config
 from hf_edgc.hook import EDGCState
+from hf_edgc.logs import get_logger
 from hf_edgc.plugin import EDGCPlugin
 from hf_edgc.records import RecordWriter, StepRecord, Totals
 
@@ -32,12 +33,13 @@ class EDGCCallback(TrainerCallback):
 
     def __init__(self, config: EDGCConfig | None = None, record_path: str | Path | None = None) -> None:
         """See the class."""
-        self.config = config if config is not None else EDGCConfig()
+        self.config = require_config(config)
         self._record_path = None if record_path is None else Path(record_path)
         self._plugin: EDGCPlugin | None = None
         self._state: EDGCState | None = None
         self._writer: RecordWriter | None = None
         self._logged = Totals()
+        self._hook_s_before = 0.0
 
     @property
     def state(self) -> EDGCState | None:
@@ -45,14 +47,14 @@ class EDGCCallback(TrainerCallback):
         return self._state
 
     def summary(self) -> dict[str, float | int | None]:
-        """Figures of the whole run, equal on all workers but for the seconds."""
+        """Figures of the whole run, but the seconds in the hook: of this session, as Trainer's run time is."""
         totals = self._state.totals if self._state is not None else Totals()
         return {
             "edgc_compression_ratio": totals.compression_ratio,
             "edgc_sent_bytes": totals.sent_bytes,
             "edgc_dense_bytes": totals.dense_bytes,
             "edgc_final_rank": self._state.controller.plan.rank if self._state is not None else None,
-            "edgc_hook_s": totals.hook_s,
+            "edgc_hook_s": totals.hook_s - self._hook_s_before,
         }
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -68,6 +70,7 @@ class EDGCCallback(TrainerCallback):
         # The callback may have been added after construction, or given to several Trainers.
         self._plugin = plugin if isinstance(plugin, EDGCPlugin) else self._install(trainer)
         self._state = self._plugin.state_of(trainer.model_wrapped)
+        checkpoint = calling_argument(Trainer, "resume_from_checkpoint")
         if self._state is None:
             if args.world_size > 1:
                 raise RuntimeError(
@@ -75,12 +78,14 @@ class EDGCCallback(TrainerCallback):
                     "Trainer skips the wrapping when the model was prepared for evaluation only: train before "
                     "evaluating, or build a new Trainer."
                 )
+            if checkpoint is not None and any(Path(checkpoint).glob("edgc_*")):
+                get_logger().warning("One process: the errors of the workers saved in %s are not used.", checkpoint)
             return
         self._state.start_run(state.max_steps)
-        checkpoint = calling_argument(Trainer, "resume_from_checkpoint")
         if checkpoint is not None:
             load_state(self._state, checkpoint)
         self._logged = replace(self._state.totals)
+        self._hook_s_before = self._state.totals.hook_s
         if state.is_world_process_zero:
             path = self._record_path if self._record_path is not None else Path(args.output_dir or ".") / RECORD_FILE
             self._writer = RecordWriter(path, first_step=self._state.controller.step)

@@ -28,6 +28,10 @@ from hf_edgc.measured import Measured
 from hf_edgc.records import Totals
 
 
+class StateError(RuntimeError):
+    """There is no usable state, and ``require_state`` is set."""
+
+
 def save_state(state: EDGCState, directory: str | Path, model_index: int = 0) -> None:
     """Write the state of one model into ``directory``; every worker must call this.
 
@@ -60,7 +64,7 @@ def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
         Whether the state was restored. If not, it is fresh, and a warning says why.
 
     Raises:
-        RuntimeError: the state is not usable and ``require_state`` is set; on every worker.
+        StateError: the state is not usable and ``require_state`` is set; on every worker.
     """
     folder, problem, found = Path(directory), "", None
     try:
@@ -74,7 +78,7 @@ def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     if failed or found is None or len(checksums) > 1:
         reason = problem or (f"worker {failed[0]} could not read its part" if failed else "it differs between hosts")
         if state.config.require_state:
-            raise RuntimeError(f"No usable EDGC state in {folder} ({reason}), and require_state is set.")
+            raise StateError(f"No usable EDGC state in {folder} ({reason}), and require_state is set.")
         if problem or is_main_process():
             get_logger().warning("No usable EDGC state in %s (%s): going on with a fresh one.", folder, reason)
         state.forget()

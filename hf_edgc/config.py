@@ -211,6 +211,19 @@ class EDGCConfig:
         return zlib.crc32(repr(sorted(self.to_dict().items())).encode())
 
 
+def require_config(config: object) -> EDGCConfig:
+    """``config``, or the default for None.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if config is None:
+        return EDGCConfig()
+    if not isinstance(config, EDGCConfig):
+        raise ValueError(f"config={config!r} is not allowed: pass an EDGCConfig, as in EDGCConfig(max_rank=32).")
+    return config
+
+
 _INF = math.inf
 _RANGES: dict[str, tuple[float, float, str]] = {
     "rank": (1, _INF, "an integer of at least 1"),

@@ -1,7 +1,7 @@
 """Which parameters are compressed, up to which rank, and why the others are not."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -44,6 +44,8 @@ class Layout:
 
     matrices: tuple[Matrix, ...]
     dense: tuple[Dense, ...]
+    unmatched: tuple[str, ...] = ()
+    """Patterns of include and exclude that no parameter matches."""
 
     def digest(self) -> int:
         """CRC-32 of names and shapes, equal on workers that hold the same model."""
@@ -53,11 +55,13 @@ class Layout:
         """One line for the compressed parameters and one for each reason to leave some dense."""
         total = sum(m.dense_elements for m in self.matrices) + sum(d.elements for d in self.dense)
         share = sum(m.dense_elements for m in self.matrices) / max(1, total)
-        lines = [f"compressing {len(self.matrices)} matrices ({share:.1%} of {total:,} gradient elements)"]
+        lines = [f"compressing {_count(self.matrices, 'matrix', 'matrices')} ({share:.1%} of {total:,} elements)"]
         for reason in sorted({d.reason for d in self.dense}):
             group = [d for d in self.dense if d.reason == reason]
             names = ", ".join(d.name for d in group[:3]) + (", ..." if len(group) > 3 else "")
-            lines.append(f"dense, {reason}: {len(group)} tensors, {sum(d.elements for d in group):,} ({names})")
+            elements = sum(d.elements for d in group)
+            lines.append(f"dense, {reason}: {_count(group, 'tensor', 'tensors')}, {elements:,} elements ({names})")
+        lines += [f"no parameter matches the pattern {pattern!r}" for pattern in self.unmatched]
         return "\n".join(lines)
 
 
@@ -65,6 +69,9 @@ def build_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], config: EDGCConf
     """Split parameters, given as (name, shape), into those to compress and the dense rest."""
     matrices: list[Matrix] = []
     dense: list[Dense] = []
+    shapes = list(shapes)
+    patterns = [*(config.include or []), *(config.exclude or [])]
+    unmatched = tuple(p for p in patterns if not any(fnmatchcase(name, p) for name, _ in shapes))
     for name, shape in shapes:
         elements = _product(shape)
         if config.mode == "none":
@@ -81,11 +88,15 @@ def build_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], config: EDGCConf
                 dense.append(Dense(name, elements, reason))
             else:
                 matrices.append(Matrix(name, rows, cols, most))
-    return Layout(tuple(matrices), tuple(dense))
+    return Layout(tuple(matrices), tuple(dense), unmatched)
 
 
 def _matches(name: str, patterns: list[str] | None) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns or [])
+
+
+def _count(things: Sequence[object], one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"
 
 
 def _product(shape: tuple[int, ...]) -> int:

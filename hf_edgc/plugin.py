@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_edgc.callers import calling_instance
 from hf_edgc.checkpoint import load_state, save_state
-from hf_edgc.config import EDGCConfig
+from hf_edgc.config import EDGCConfig, require_config
 from hf_edgc.hook import EDGCState, edgc_hook
 from hf_edgc.logs import get_logger, is_main_process
 from hf_edgc.memory import expected_memory
@@ -52,8 +52,13 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         clashing = sorted(set(ddp_options) & {"comm_hook", "comm_wrapper", "comm_state_option"})
         if clashing:
             raise ValueError(f"EDGCPlugin takes no {', '.join(clashing)}: EDGC is the communication hook.")
+        ours = sorted(set(ddp_options) & set(EDGCConfig().to_dict()))
+        if ours:
+            raise ValueError(
+                f"EDGCPlugin takes {', '.join(ours)} in its config: EDGCPlugin(EDGCConfig({ours[0]}=...))."
+            )
         super().__init__(**ddp_options)
-        self.config = config if config is not None else EDGCConfig()
+        self.config = require_config(config)
         self.total_steps = total_steps
         self.on_record = on_record
         # Weak keys: a model that is freed takes its state along.

@@ -41,6 +41,7 @@ names = st.sampled_from([spec.name for spec in dataclasses.fields(EDGCConfig)])
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers()))
 
 
+@pytest.mark.fault("any value for any option", "it works, or an error names the option, the value and what is allowed")
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(names, values, max_size=4))
 def test_any_values_either_work_or_are_refused_by_name(options):
@@ -100,7 +101,9 @@ def test_layout_says_why_a_parameter_is_dense():
         "thin": "saves less than 2 x at rank 8",
     }
     text = layout.describe()
-    assert "compressing 2 matrices" in text and "saves less than 2 x at rank 8: 1 tensors, 6,144 (thin)" in text
+    assert "compressing 2 matrices" in text and "saves less than 2 x at rank 8: 1 tensor, 6,144 elements (thin)" in text
+    wrong = build_layout(shapes, EDGCConfig(exclude=["*wpee*"])).describe()
+    assert "no parameter matches the pattern '*wpee*'" in wrong and "no parameter" not in text
 
 
 def test_include_and_exclude_go_by_name():

@@ -138,6 +138,7 @@ def gan(quiet):
     return plugin.state_of(discriminator).totals.steps, [line for line in told if "several times" in line]
 
 
+@pytest.mark.fault("a synchronized gradient is discarded (a GAN's generator step)", "one warning that says what to do")
 def test_a_gans_discarded_gradients_are_warned_about_once(run_workers):
     (steps, told), (_, silent) = run_workers(gan, quiet=False)
     assert steps == 10 and len(told) == 1 and "accelerator.no_sync(model)" in told[0] and not silent
@@ -173,6 +174,10 @@ def refusals():
     return messages
 
 
+@pytest.mark.fault(
+    "static_graph with accumulation, python_reducer, workers without DDP",
+    "refused by name before training; the last warned about",
+)
 def test_what_can_not_work_is_refused_by_name(run_workers):
     for static_graph, python_reducer, unprepared in run_workers(refusals):
         assert "static_graph=True with gradient accumulation" in static_graph

@@ -1,5 +1,6 @@
 """From the command line, or one JSON or YAML file, to the four sets of options."""
 
+import difflib
 import json
 import os
 from collections.abc import Sequence
@@ -52,14 +53,20 @@ def parse(argv: Sequence[str]) -> Options:
         use_cpu=not torch.accelerator.is_available(),
         # Trainer would search for unused parameters, of which language models have none; it costs a pass a step.
         ddp_find_unused_parameters=False,
+        log_level_replica="error",
     )
     arguments = list(argv)
     if arguments and arguments[0].lower().endswith(_FILE_ENDINGS):
         arguments[:1] = _file_arguments(parser, Path(arguments[0]))
     try:
-        options = Options(*parser.parse_args_into_dataclasses(arguments, look_for_args_file=False))
+        *found, rest = parser.parse_args_into_dataclasses(
+            arguments, return_remaining_strings=True, look_for_args_file=False
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if rest:
+        raise UsageError(_unknown(parser, rest[0]))
+    options = Options(*found)
     check_workers(options.training.world_size)
     for name, needed in _NEEDED_FOR_PERPLEXITY.items():
         if getattr(options.training, name) != needed:
@@ -83,6 +90,16 @@ def check_workers(seen: int) -> None:
             "exchanging gradients. On machines without a GPU use --use_cpu true; on machines with GPUs start at most "
             "as many processes as there are GPUs."
         )
+
+
+def _unknown(parser: "_Parser", word: str) -> str:
+    if word.lower().endswith(_FILE_ENDINGS):
+        return f"{word}: the file of arguments goes first, options that override it after it."
+    if not word.startswith("-"):
+        return f"{word!r} is not an option, nor the value of one; options start with --, see --help."
+    known = [option for option in parser._option_string_actions if "-" not in option[2:]]
+    near = difflib.get_close_matches(word.split("=")[0].replace("-", "_").replace("__", "--", 1), known, n=1)
+    return f"unknown option {word}" + (f"; did you mean {near[0]}?" if near else "; see --help.")
 
 
 class _Parser(HfArgumentParser):

@@ -24,5 +24,7 @@ def report(error: UsageError) -> int:
         The exit code, the same on every worker.
     """
     if is_main_worker():
-        print(textwrap.fill(f"error: {' '.join(str(error).split())}", width=110), file=sys.stderr, flush=True)
+        message = f"error: {' '.join(str(error).split())}"
+        lines = textwrap.wrap(message, width=110, break_on_hyphens=False, break_long_words=False)
+        print("\n".join(lines), file=sys.stderr, flush=True)
     return EXIT_CODE

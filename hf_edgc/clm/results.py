@@ -62,10 +62,13 @@ def summary_rows(metrics: dict[str, Any], facts: Facts) -> list[tuple[str, str]]
                 "run time",
                 f"{metrics['train_runtime']:.1f} s ({metrics['train_loss']:.3f} mean training loss)",
             ),
+        ]
+    if facts.steps and metrics["edgc_dense_bytes"]:  # one worker exchanges nothing
+        rows += [
             ("sent", f"{_megabytes(metrics['edgc_sent_bytes'])} per worker"),
             ("dense", f"{_megabytes(metrics['edgc_dense_bytes'])} without compression"),
             ("compression ratio", f"{metrics['edgc_compression_ratio']:.2f}"),
-            ("final matrix rank", str(metrics["edgc_final_rank"])),
+            ("final matrix rank", str(metrics["edgc_final_rank"] or "none, dense")),
             ("in the hook", f"{metrics['edgc_hook_s']:.1f} s"),
         ]
     if "perplexity" in metrics:

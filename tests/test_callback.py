@@ -3,30 +3,18 @@
 import json
 
 import pytest
-import torch
 from ddp_jobs import same_everywhere, tiny_gpt2
+from resume_jobs import Tokens, reset_accelerate
 
 from hf_edgc import EDGCCallback, EDGCConfig
 
 CONFIG = EDGCConfig(max_rank=4, min_rank=1, window_steps=4, entropy_every=2, min_compression_ratio=1.0)
 
 
-class Tokens(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        tokens = torch.randint(64, (16,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": tokens, "labels": tokens}
-
-
 def make_trainer(output_dir, callbacks, model=None, **options):
-    from accelerate.state import AcceleratorState, GradientState, PartialState
     from transformers import Trainer, TrainingArguments
 
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    PartialState._reset_state()
+    reset_accelerate()
     defaults = {
         "max_steps": 8, "per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none", "save_strategy": "no",
         "logging_steps": 2, "disable_tqdm": True, "learning_rate": 1e-3,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_jobs import listening, same_everywhere, tiny_gpt2
+from resume_jobs import reset_accelerate
 
 from hf_edgc import EDGCConfig, EDGCPlugin
 
@@ -18,11 +19,8 @@ STATIC = EDGCConfig(mode="static", rank=2, min_compression_ratio=1.0)
 
 def fresh_accelerator(**options):
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    PartialState._reset_state()
+    reset_accelerate()
     return Accelerator(cpu=True, **options)
 
 

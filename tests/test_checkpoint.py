@@ -265,3 +265,39 @@ def test_bfloat16_errors_resume_bitwise(run_workers, tmp_path):
     )
     for left, right in zip(whole[1]["results"][7:], rest[1]["results"], strict=True):
         assert all(torch.equal(left[name], right[name]) for name in SHAPES)
+
+
+def save_in_groups(directory):
+    """Workers 0 and 1 train one model, worker 2 another; all save into one folder and read it back."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from hf_edgc import EDGCState, edgc_hook
+
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    group = groups[dist.get_rank() == 2]
+    fresh = EDGCState(EDGCConfig(**OPTIONS), GradientModel(SHAPES).named_parameters(), group, 30)
+    model = GradientModel(SHAPES)
+    trained = EDGCState(EDGCConfig(**OPTIONS), model.named_parameters(), group, 30)
+    ddp = DistributedDataParallel(model, process_group=group)
+    ddp.register_comm_hook(trained, edgc_hook)
+    for step in range(4 if dist.get_rank() == 2 else 2):
+        synchronized(ddp, gradients_for(SHAPES, step))
+    save_state(trained, directory)
+    loaded = load_state(fresh, directory)
+    errors = trained.reducer.feedback.errors
+    same = all(torch.equal(errors[name], fresh.reducer.feedback.errors[name]) for name in errors)
+    del ddp
+    return loaded, same and len(errors) > 0, fresh.controller.step
+
+
+def test_process_groups_keep_their_states_apart(run_workers, tmp_path):
+    assert run_workers(save_in_groups, workers=3, directory=str(tmp_path)) == [
+        (True, True, 2),
+        (True, True, 2),
+        (True, True, 4),
+    ]
+    assert {path.name for path in tmp_path.glob("*shared*")} == {
+        "edgc_0_group_0_shared.safetensors",
+        "edgc_0_group_2_shared.safetensors",
+    }

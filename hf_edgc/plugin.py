@@ -172,8 +172,10 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the step, and find out at the first one whether EDGC is on at all."""
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for attached in self._attached.values():
-            if not owned.isdisjoint(attached.state.parameter_ids):
+        for ddp, attached in self._attached.items():
+            # Under Join a worker that has run out of data still synchronizes but no longer steps: not a difference.
+            joining = getattr(getattr(ddp, "_join_config", None), "enable", False)
+            if not joining and not owned.isdisjoint(attached.state.parameter_ids):
                 self._count_step(attached)
         if not self._diagnosed:
             self._diagnosed = True  # said once

@@ -113,6 +113,24 @@ def test_unwrap_and_prepare_again(run_workers, tmp_path):
     assert (tmp_path / "edgc_1_shared.safetensors").exists()
 
 
+def uneven():
+    """Worker 1 has four batches more; then both go on together."""
+    from torch.distributed.algorithms.join import Join
+
+    plugin = EDGCPlugin(STATIC)
+    accelerator = fresh_accelerator(kwargs_handlers=[plugin])
+    model = accelerator.prepare(tiny_gpt2())
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+    with Join([model]):
+        loop(accelerator, model, optimizer, 3 + 4 * dist.get_rank())
+    loop(accelerator, model, optimizer, 2)
+    return plugin.state.totals.steps, all(same_everywhere(p.detach()) for p in model.parameters())
+
+
+def test_uneven_inputs_under_join_are_no_difference(run_workers):
+    assert run_workers(uneven) == [(9, True)] * 2
+
+
 def gan(quiet):
     """A generator's step runs backward through the discriminator and discards that gradient."""
     import contextlib

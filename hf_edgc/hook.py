@@ -129,7 +129,7 @@ class EDGCState:
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
         if self.controller.wants_entropies and not bucket.buffer().is_sparse:
             offset = self.controller.step // self.config.entropy_every
-            step.measurement.add(self._named_gradients(bucket), bucket.buffer(), offset)
+            step.measurement.add(self._named_gradients(bucket), offset)
         compress = self.controller.plan.compress and not bucket.buffer().is_sparse
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
@@ -197,7 +197,7 @@ class EDGCState:
 
     def _numbers(self, device: torch.device) -> Tensor:
         """What goes along with the gradients: are all workers at the same point, and what was measured."""
-        errors = self.reducer.feedback.errors.values()
+        errors = [error for _, error in sorted(self.reducer.feedback.errors.items())]  # in one order also after a load
         measured = self._collected.measurement.vector(device, errors, self.learning_rate())
         return torch.cat([agreement.fingerprint(self._point(), device), measured])
 

@@ -20,15 +20,16 @@ class Measurement:
     indices: Mapping[str, int]
     """Position of each matrix in the layout, by parameter name."""
     _entropies: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    _norms: list[Tensor] = field(default_factory=list)
+    _norms: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, gradients: Sequence[tuple[str, Tensor]], buffer: Tensor, offset: int) -> None:
-        """Measure one bucket: its named ``gradients`` are views into the flat ``buffer``."""
+    def add(self, gradients: Sequence[tuple[str, Tensor]], offset: int) -> None:
+        """Measure the named ``gradients`` of one bucket."""
         found = [(self.indices[name], grad) for name, grad in gradients if name in self.indices]
         grads = [grad for _, grad in found]
         values = measure(grads, self.config.entropy_estimator, self.config.entropy_fraction, offset)
         self._entropies.append(([index for index, _ in found], values))
-        self._norms.append(torch.linalg.vector_norm(buffer.float()))
+        for name, grad in gradients:
+            self._norms[name] = torch.linalg.vector_norm(grad, dtype=torch.float32)
 
     def vector(self, device: torch.device, errors: Iterable[Tensor], learning_rate: float | None) -> Tensor:
         """All numbers for the exchange, shape (matrices + 3,), or (0,) if the step is not measured.
@@ -43,7 +44,8 @@ class Measurement:
                 vector[indices] = values
         error_norms = [torch.linalg.vector_norm(error, dtype=torch.float32).to(device) for error in errors]
         vector[-2] = torch.linalg.vector_norm(torch.stack(error_norms)) if error_norms else 0.0
-        vector[-3] = torch.linalg.vector_norm(torch.stack(self._norms))
+        # By name, not by bucket: buckets differ between a run and its continuation, and so would the rounding.
+        vector[-3] = torch.linalg.vector_norm(torch.stack([self._norms[name] for name in sorted(self._norms)]))
         vector[-1] = math.nan if learning_rate is None else learning_rate
         return vector
 

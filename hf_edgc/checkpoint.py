@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_edgc.codecs import Slot
@@ -198,12 +198,11 @@ def _try_write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, A
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with temporary.open("wb") as file:
-            file.write(save(on_host, {"edgc": json.dumps(full)}))
-            file.flush()
+        save_file(on_host, temporary, {"edgc": json.dumps(full)})
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         return str(error)
     return ""
 

@@ -19,12 +19,13 @@ from hf_edgc import EDGCCallback
 from hf_edgc.checkpoint import StateError
 from hf_edgc.clm.blocks import Blocks, TokenBlocks, build_blocks, collate
 from hf_edgc.clm.command_line import Options, parse
-from hf_edgc.clm.errors import UsageError, is_main_worker, report
+from hf_edgc.clm.errors import UsageError, report
 from hf_edgc.clm.model import choose_block_size, load_config, load_model, load_tokenizer
 from hf_edgc.clm.perplexity import compute_metrics, token_nll
 from hf_edgc.clm.plan import check_length, count_steps, find_checkpoint
 from hf_edgc.clm.results import Facts, print_summary, write_results
 from hf_edgc.clm.text import load_text
+from hf_edgc.logs import is_main_process
 
 
 def main() -> int:
@@ -54,7 +55,7 @@ def run(options: Options) -> None:
     with training.main_process_first(desc="preparing the text"):
         text = load_text(options.model, options.data, training.do_train, training.do_eval)
         tokenizer = load_tokenizer(options.model, text)
-        reuse_cache = not (options.data.overwrite_cache and is_main_worker())
+        reuse_cache = not (options.data.overwrite_cache and is_main_process())
         wanted = replace(
             text,
             train=text.train if training.do_train else None,
@@ -125,15 +126,15 @@ def build_trainer(
 
 def say(line: str) -> None:
     """Print on the main worker."""
-    if is_main_worker():
+    if is_main_process():
         print(line, flush=True)
 
 
 def be_quiet() -> None:
     """Let only the first worker's libraries speak of more than errors, and keep their small bars out of log files."""
-    if not is_main_worker():
+    if not is_main_process():
         transformers.logging.set_verbosity_error()
-    if not is_main_worker() or not sys.stderr.isatty():
+    if not is_main_process() or not sys.stderr.isatty():
         datasets.disable_progress_bars()
         transformers.logging.disable_progress_bar()
 

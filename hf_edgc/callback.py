@@ -35,7 +35,6 @@ class EDGCCallback(TrainerCallback):
         """See the class."""
         self.config = require_config(config)
         self._record_path = None if record_path is None else Path(record_path)
-        self._plugin: EDGCPlugin | None = None
         self._state: EDGCState | None = None
         self._writer: RecordWriter | None = None
         self._logged = Totals()
@@ -67,9 +66,9 @@ class EDGCCallback(TrainerCallback):
         """Make sure that the wrapped model runs our hook, and start the run's records."""
         trainer = _trainer()
         plugin = trainer.accelerator.ddp_handler
-        # The callback may have been added after construction, or given to several Trainers.
-        self._plugin = plugin if isinstance(plugin, EDGCPlugin) else self._install(trainer)
-        self._state = self._plugin.state_of(trainer.model_wrapped)
+        if not isinstance(plugin, EDGCPlugin):  # the callback was added to the Trainer after its construction
+            plugin = self._install(trainer)
+        self._state = plugin.state_of(trainer.model_wrapped)
         checkpoint = calling_argument(Trainer, "resume_from_checkpoint")
         if self._state is None:
             if args.world_size > 1:

@@ -60,14 +60,13 @@ class Reducer:
         rounds = _Rounds(self.exchange, [item.codec.rounds for item in items], encoders)
         with torch.autocast(measured.device.type, enabled=False):  # a backward inside autocast would round the products
             exchanged = rounds.run([used, *dense], measured)
-        if exchanged is None:
-            for item, matrix in zip(items, matrices, strict=True):
-                self.feedback.withdraw(item.name, matrix, item.grad, scale)
-            return None
-        (used_anywhere, *dense_means), measured_mean = exchanged
-        for grad, mean in zip(dense, dense_means, strict=True):
-            grad.copy_(mean)
-        with torch.autocast(measured.device.type, enabled=False):
+            if exchanged is None:
+                for item, matrix in zip(items, matrices, strict=True):
+                    self.feedback.withdraw(item.name, matrix, item.grad, scale)
+                return None
+            (used_anywhere, *dense_means), measured_mean = exchanged
+            for grad, mean in zip(dense, dense_means, strict=True):
+                grad.copy_(mean)
             for index, is_used in enumerate(used_anywhere.tolist()):
                 if is_used:
                     self._commit(items[index], matrices[index], rounds.result(index), scale)

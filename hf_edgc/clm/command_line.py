@@ -13,7 +13,8 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from hf_edgc import EDGCConfig
 from hf_edgc.clm.arguments import DataArguments, ModelArguments
-from hf_edgc.clm.errors import UsageError, is_main_worker
+from hf_edgc.clm.errors import UsageError
+from hf_edgc.logs import is_main_process
 
 _FILE_ENDINGS = (".json", ".yaml", ".yml")
 
@@ -109,7 +110,7 @@ class _Parser(HfArgumentParser):
         raise UsageError(message)
 
     def print_help(self, file: Any = None) -> None:
-        if is_main_worker():
+        if is_main_process():
             super().print_help(file)
 
 
@@ -146,6 +147,6 @@ def _choose_actions(options: Options) -> Options:
     asked_to_evaluate = training.do_eval and training.eval_strategy == "no"
     if not training.do_train and not asked_to_evaluate:
         training.do_train = training.do_eval = True
-        if is_main_worker():
+        if is_main_process():
             print("neither --do_train nor --do_eval was given: doing both", flush=True)
     return options

@@ -37,10 +37,10 @@ def expected_memory(state: EDGCState) -> MemoryUse:
     """Largest use that the options allow, all matrices at their highest rank."""
     config, layout = state.config, state.layout
     dtype = getattr(torch, config.factor_dtype)
-    top = config.start_rank if config.mode == "static" else config.max_rank
+    top = config.start_rank if config.mode == "static" else config.highest_rank
     ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
     scales = sum(4 for _, rank in ranked if LowRank(rank, dtype).rounds == 3)
-    measured_numbers = SIZE + (2 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
+    measured_numbers = SIZE + (4 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
     plain = state.dense_gradient_bytes + 4 * measured_numbers if ranked else 0
     rounds = [
         plain + scales + (0 if scales else sum(matrix.rows * rank * dtype.itemsize for matrix, rank in ranked)),

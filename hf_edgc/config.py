@@ -104,6 +104,10 @@ class EDGCConfig:
         "Where error feedback is kept between steps: beside the gradient, or in host memory, which costs two copies "
         "a step.",
     )
+    overlap: bool = _option(
+        True,
+        "Exchange factors while backward goes on, in chunks of 16 MiB of gradients, not all together at its end.",
+    )
     include: list[str] | None = _option(  # noqa: RUF009 (ruff takes the list in the type for a mutable default)
         None, "Compress only parameters whose name matches one of these patterns (shell style, as '*.mlp.*')."
     )

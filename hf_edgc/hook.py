@@ -10,7 +10,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
 
 from hf_edgc import agreement
-from hf_edgc.codecs import LowRank
+from hf_edgc.chunk import Item
+from hf_edgc.codecs import Codec, Dense, LowRank
 from hf_edgc.collected import Collected
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
@@ -21,7 +22,7 @@ from hf_edgc.logs import get_logger
 from hf_edgc.measured import Measured
 from hf_edgc.measurement import Measurement
 from hf_edgc.records import StepRecord, Totals
-from hf_edgc.reduction import Item, Reducer
+from hf_edgc.reduction import Reducer, Reduction, chunk_of
 
 PYTHON_REDUCER = (
     'torch._dynamo.config.optimize_ddp="python_reducer" gives communication hooks no buckets. Use optimize_ddp=True '
@@ -36,9 +37,8 @@ class EDGCState:
     """Everything EDGC knows about one DDP model on one worker.
 
     Use it as torch's own states: ``ddp.register_comm_hook(EDGCState(config, ddp.module.named_parameters()),
-    edgc_hook)``. Buckets of a compressed step are collected and exchanged together when the last one is ready:
-    that takes as few collectives as there are rounds, from one thread, and lets a step with a non-finite
-    gradient leave all state untouched.
+    edgc_hook)``. The futures of a compressed step's buckets are all set when the last one has come in: that lets a
+    step with a non-finite gradient leave all state untouched.
 
     Attributes:
         layout: which parameters are compressed and why the others are not.
@@ -86,7 +86,8 @@ class EDGCState:
             getattr(torch, config.error_dtype),
             torch.device("cpu") if config.error_device == "cpu" else None,
         )
-        self.reducer = Reducer(self.exchange, feedback, config.compression_seed)
+        chunks = chunk_of([(name, p.numel() * p.element_size()) for name, p in trainable], config.overlap)
+        self.reducer = Reducer(self.exchange, feedback, chunks, config.compression_seed)
         self.start_run(total_steps)
         self.on_record: Callable[[StepRecord], None] | None = None
         self.learning_rate: Callable[[], float | None] = lambda: None
@@ -130,11 +131,12 @@ class EDGCState:
         if self.controller.wants_entropies and not bucket.buffer().is_sparse:
             offset = self.controller.step // self.config.entropy_every
             step.measurement.add(self._named_gradients(bucket), offset)
-        compress = self.controller.plan.compress and not bucket.buffer().is_sparse
+        compress = self._sends_factors and not bucket.buffer().is_sparse
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
             device = bucket.buffer().device
-            finite, measured = self._finish_compressed() if step.futures else self._finish_dense(device)
+            reduction = step.reduction
+            finite, measured = self._finish_dense(device) if reduction is None else self._finish_compressed(reduction)
             step.hook_s += time.perf_counter() - start
             self._advance(finite, measured)
         else:
@@ -146,43 +148,46 @@ class EDGCState:
         """``id`` of each parameter that is synchronized."""
         return set(self._names)
 
+    @property
+    def _sends_factors(self) -> bool:
+        """Whether this step is a compressed one; errors left by the last one make a dense plan one, too."""
+        return self.controller.plan.compress or (
+            self.controller.phase == "compress" and bool(self.reducer.feedback.errors)
+        )
+
     def _collect(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         step = self._collected
-        ranks = self.controller.plan.ranks
-        dtype = getattr(torch, self.config.factor_dtype)
+        if step.reduction is None:
+            step.reduction = Reduction(self.reducer, self.loss_scale(), self.controller.step)
         for name, grad in self._named_gradients(bucket):
-            index = self._matrix_index.get(name)
-            if index is None:
-                step.dense.append((name, grad))
-            else:
-                matrix = self.layout.matrices[index]
-                step.items.append(
-                    Item(
-                        name,
-                        grad if grad.dim() == 2 else grad.view(matrix.rows, matrix.cols),
-                        LowRank(ranks[index], dtype, self.exchange.workers),
-                    )
-                )
+            codec = self._codec(name)
+            if codec is not None and grad.dim() != 2:
+                matrix = self.layout.matrices[self._matrix_index[name]]
+                grad = grad.view(matrix.rows, matrix.cols)
+            step.reduction.put(Item(name, grad, codec))
         device = bucket.buffer().device
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         step.futures.append((future, bucket.buffer()))
         return future
 
-    def _finish_compressed(self) -> tuple[bool, Measured | None]:
+    def _codec(self, name: str) -> Codec | None:
+        index = self._matrix_index.get(name)
+        rank = 0 if index is None else self.controller.plan.ranks[index]
+        if rank > 0:
+            return LowRank(rank, getattr(torch, self.config.factor_dtype), self.exchange.workers)
+        # What compression has left of a matrix that is now sent whole goes along.
+        return Dense() if name in self.reducer.feedback.errors else None
+
+    def _finish_compressed(self, reduction: Reduction) -> tuple[bool, Measured | None]:
         step = self._collected
-        scale = self.loss_scale()
-        # In layout order, whatever the buckets: they differ between a run and its continuation.
-        items = sorted(step.items, key=lambda item: self._matrix_index[item.name])
-        dense = [grad for _, grad in sorted(step.dense, key=lambda pair: pair[0])]
-        numbers = self._numbers(step.futures[0][1].device)
-        means = self.reducer.reduce(items, dense, numbers, scale, self.controller.step)
+        means = reduction.finish(self._numbers(step.futures[0][1].device))
         if means is None:
             # Not finite somewhere: what plain DDP would have given goes through, so that a scaler sees it.
             for _, buffer in step.futures:
                 self.exchange.mean_later(buffer).wait()
         for future, buffer in step.futures:
             future.set_result(buffer)
-        return means is not None, self._understood(means, scale)
+        return means is not None, self._understood(means, reduction.scale)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "EDGCState":
         """A copy of a DDP, as averaging its weights makes, synchronizes nothing: it may hold the same state."""
@@ -222,7 +227,7 @@ class EDGCState:
         self.last = StepRecord(
             step=controller.step,
             phase=controller.phase,
-            compressed=bool(step.futures) and finite,
+            compressed=step.reduction is not None and finite,
             finite=finite,
             rank=plan.rank,
             ranks=plan.ranks,

@@ -80,6 +80,7 @@ def test_the_digest_sees_every_option():
             {"min_compression_ratio": 3.0}, {"factor_dtype": "bfloat16"}, {"error_feedback": False},
             {"compression_seed": 1}, {"error_dtype": "bfloat16"}, {"error_device": "cpu"}, {"include": ["a"]},
             {"exclude": ["a"]}, {"require_state": True}, {"watchdog_error_ratio": 0.0}, {"watchdog_grad_growth": 0.0},
+            {"overlap": False},
         )
     ]  # fmt: skip
     assert len({config.digest() for config in [base, *changed]}) == len(dataclasses.fields(EDGCConfig)) + 1

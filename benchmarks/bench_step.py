@@ -4,7 +4,7 @@ sudo .venv/bin/python benchmarks/bench_step.py
 sudo .venv/bin/python benchmarks/bench_step.py --models 17m --links loopback 200mbit --rounds 1 --steps 3
 .venv/bin/python benchmarks/bench_step.py --memory
 
-About 25 minutes for everything on two cores; root is needed for links other than loopback. Two gloo workers, one in
+About 20 minutes for everything on two cores; root is needed for links other than loopback. Two gloo workers, one in
 each of two network namespaces. For each model and link all contenders take turns in the same pair of processes. Writes
 one JSON record, also after each model and link, so that a run that is stopped has not been in vain. ``--memory``
 measures peak resident sizes instead, each contender in processes of its own.
@@ -25,8 +25,8 @@ from record import environment, record_path
 from step_worker import MODELS, PARTS
 
 LINKS = ["loopback", "10gbit", "1gbit", "200mbit", "100mbit"]
-ROUNDS = {"17m": 3, "gpt2": 2}
-SECONDS = {"17m": 1.5, "gpt2": 3.0}
+ROUNDS = {"17m": 2, "gpt2": 1}
+SECONDS = {"17m": 2.0, "gpt2": 6.0}
 """Timed seconds of a turn, at least one step. A dense step of GPT-2 small takes 498 MB * 8 / 100 Mbit/s = 40 s."""
 OURS = ("hook_s", "wait_s", "measure_s", "controller_s")
 MEMORY_STEPS = 4
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--links", nargs="+", default=LINKS, help="loopback, or rates as 200mbit")
     parser.add_argument("--contenders", nargs="+", choices=STEP_CONTENDERS, default=list(STEP_CONTENDERS))
-    parser.add_argument("--rounds", type=int, help="turns of each contender; default: 3 (17m), 2 (gpt2)")
+    parser.add_argument("--rounds", type=int, help="turns of each contender; default: 2 (17m), 1 (gpt2)")
     parser.add_argument("--steps", type=int, default=20, help="most timed steps in a turn")
     parser.add_argument("--memory", action="store_true", help="peak memory instead of times")
     parser.add_argument("--output", type=Path, help="default: a new file in benchmarks/records/")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
@@ -17,11 +18,14 @@ from hf_edgc import EDGCConfig, EDGCState, agreement, edgc_hook
 from hf_edgc.codecs import LowRank
 from hf_edgc.controller import Controller
 from hf_edgc.measurement import Measurement
+from hf_edgc.trial import COMPRESSED_STEPS
+from hf_edgc.trial import DENSE_STEPS as TRIAL_DENSE_STEPS
 
 HUGE_MB = 100_000
 """As bucket_cap_mb: one bucket. torch's powerSGD_hook pairs its collectives up wrongly on gloo with more."""
 DENSE_STEPS = 2
 """torch refuses to start PowerSGD with error feedback before the buckets are rebuilt, after the first step."""
+TRIAL_STEPS = TRIAL_DENSE_STEPS + COMPRESSED_STEPS
 TOTAL_STEPS = 1000
 """Length of the run that our controller is told: a window is 5 % of it, 50 steps."""
 
@@ -33,6 +37,7 @@ class Probe:
     step: Callable[[], dict[str, Any]]
     """``sent_bytes``, and for ours ``hook_s``, ``wait_s``, ``measure_s`` and ``controller_s``, of the last step."""
     final: Callable[[], dict[str, Any]] = dict
+    state: EDGCState | None = None
     """What to put into the record once, at the end."""
 
 
@@ -47,6 +52,8 @@ class Contender:
     """Untimed steps: buckets are rebuilt after the first, errors and optimizer state are there after the second."""
     slow_start: bool = False
     """Whether the link has its rate from the first step on, since the contender measures it then."""
+    check: Callable[["Probe"], dict[str, Any]] = lambda probe: {}
+    """Measured after the timed steps and put into the record."""
     missing: str | None = None
     """Why it can't be run."""
 
@@ -102,10 +109,39 @@ def _ours(slow_start: bool = False, **options: Any) -> Contender:
         state = EDGCState(EDGCConfig(**options), ddp.module.named_parameters(), total_steps=TOTAL_STEPS)
         ddp.register_comm_hook(state, edgc_hook)
         clocks = _Clocks(state)
-        final = lambda: {"auto": getattr(state, "link_report", None), **clocks.summary(), **_formula(state)}  # noqa: E731
-        return Probe(clocks.step, final)
+        final = lambda: {"auto": state.link_report, **clocks.summary(), **_formula(state)}  # noqa: E731
+        return Probe(clocks.step, final, state)
 
-    return Contender(attach, "state.exchange.sent_bytes", slow_start=slow_start, missing=missing)
+    warm_up_steps = TRIAL_STEPS + 1 if slow_start else 2
+    check = measured_exchange if slow_start else lambda probe: {}
+    return Contender(
+        attach, "state.exchange.sent_bytes", None, warm_up_steps, slow_start=slow_start, check=check, missing=missing
+    )
+
+
+def measured_exchange(probe: Probe) -> dict[str, Any]:
+    """What codec=auto predicted, done: its two rounds and one dense all-reduce, by themselves."""
+    state = probe.state
+    report = None if state is None else state.link_report
+    if state is None or report is None:
+        return {}
+
+    def seconds(sizes: list[int], repeats: int) -> float:
+        buffers = [torch.zeros(size // 4) for size in sizes]
+        times = []
+        for _ in range(repeats):
+            time.sleep(0.1)  # between two steps a shaper's burst comes back
+            dist.barrier()
+            start = time.perf_counter()
+            for buffer in buffers:
+                state.exchange.mean_later(buffer).wait()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    return {
+        "measured_exchange_s": seconds(report["round_bytes"], 5),
+        "measured_dense_exchange_s": seconds([report["dense_bytes"]], 1 if report["dense_exchange_s"] > 1 else 3),
+    }
 
 
 @dataclass
@@ -150,7 +186,7 @@ class _Clocks:
 
 def _formula(state: EDGCState) -> dict[str, int]:
     """Bytes of the last step by formula: r (rows + cols) for each matrix, the dense gradients, and control numbers."""
-    dtype = getattr(__import__("torch"), state.config.factor_dtype)
+    dtype = getattr(torch, state.config.factor_dtype)
     last = state.last
     if last is None or not last.compressed:
         return {}
@@ -160,7 +196,7 @@ def _formula(state: EDGCState) -> dict[str, int]:
     )
     # One flag a matrix (has anybody a gradient for it?), the fingerprint, and in a measured step the numbers.
     control = 4 * (len(state.layout.matrices) + agreement.SIZE)
-    measured = 4 * (len(state.layout.matrices) + 3) if last.grad_norm is not None else 0
+    measured = 4 * (3 * len(state.layout.matrices) + 3) if last.grad_norm is not None else 0
     return {
         "factor_bytes": matrices,
         "dense_part_bytes": state.dense_gradient_bytes,

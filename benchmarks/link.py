@@ -74,7 +74,9 @@ class Link:
         """Remove them."""
         self.close()
 
-    def start(self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen:
+    def start(
+        self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen:
         """Start ``command`` on ``host`` (0 or 1) as one of two workers; the process ends with the link at the latest."""
         local = self.rate is None
         variables = {
@@ -138,7 +140,9 @@ def shaping(device: str, rate: str) -> list[str]:
 def set_rate(device: str, rate: str | None) -> None:
     """From a process on a host: limit its ``device`` to ``rate``, or lift the limit. Nothing happens on loopback."""
     if device != "lo":
-        _run("tc", *(shaping(device, rate) if rate is not None else ["qdisc", "replace", "dev", device, "root", "pfifo"]))
+        _run(
+            "tc", *(shaping(device, rate) if rate is not None else ["qdisc", "replace", "dev", device, "root", "pfifo"])
+        )
 
 
 def bits_per_second(rate: str) -> float:

@@ -25,7 +25,14 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MODELS: dict[str, Callable[[], GPT2Config]] = {
     # 4 * 12 * 512^2 + 8192 * 512 + 64 * 512 = 16.8 M parameters
     "17m": lambda: GPT2Config(
-        n_layer=4, n_embd=512, n_head=8, vocab_size=8192, n_positions=BLOCK, bos_token_id=0, eos_token_id=0, **NO_DROPOUT
+        n_layer=4,
+        n_embd=512,
+        n_head=8,
+        vocab_size=8192,
+        n_positions=BLOCK,
+        bos_token_id=0,
+        eos_token_id=0,
+        **NO_DROPOUT,
     ),
     "gpt2": lambda: GPT2Config(**NO_DROPOUT),  # 124 M parameters
 }
@@ -74,7 +81,7 @@ class Bench:
         rows = [self._step(ddp, optimizer, probe, contender.warm_up_steps)]
         while len(rows) < self.job.steps and sum(row["step_s"] for row in rows) < self.job.seconds:
             rows.append(self._step(ddp, optimizer, probe, contender.warm_up_steps + len(rows)))
-        final = {**probe.final(), "gradient_bytes": gradient_bytes(ddp)}
+        final = {**probe.final(), **contender.check(probe), "gradient_bytes": gradient_bytes(ddp)}
         del ddp, probe, optimizer
         gc.collect()
         return {"rows": rows, "final": final}

@@ -45,11 +45,6 @@ def decaying(rows: int, cols: int) -> tuple[Tensor, Tensor]:
     return (left * values) @ right.mT, values
 
 
-def written(decoded: Decoded, out: Tensor) -> Tensor:
-    """The decoded mean, in the buffer ``out`` (rows, cols): all that depends on what ``Decoded`` holds."""
-    return out.copy_(decoded.mean)
-
-
 def exchanged(codec: Codec, matrix: Tensor, slot: Slot) -> tuple[Decoded, int]:
     """Drive ``codec`` as the only worker; returns what it decoded and the bytes of its messages."""
     encoder = codec.encode(matrix, slot, 0)
@@ -88,21 +83,20 @@ class Case:
     def floor(self) -> None:
         """The three products that any low-rank codec of one power iteration needs."""
         p = self.grad @ self.q
-        q = self.grad.mT @ self.p
+        q = (self.p.mT @ self.grad).mT  # up to twice as fast as M^T P
         torch.mm(p, q.mT, out=self.out)
 
     def alone(self) -> None:
         """Compress and decompress."""
         decoded, self.sent_bytes = exchanged(self.codec, self.grad, self.slots["alone"])
-        written(decoded, self.out)
+        decoded.mean.write(self.out)
         self.slots["alone"] = decoded.slot
 
     def with_feedback(self) -> None:
         """The same with error feedback; the gradient is overwritten, as in training."""
         matrix = self.feedback.compensated("x", self.grad, 1.0)
         decoded, _ = exchanged(self.codec, matrix, self.slots["feedback"])
-        written(decoded, self.out)
-        self.feedback.keep("x", matrix, decoded.local)
+        self.feedback.settle("x", matrix, decoded)
         self.slots["feedback"] = decoded.slot
 
     def run(self, repeats: int) -> dict[str, Any]:

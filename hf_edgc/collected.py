@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_edgc.measurement import Measurement
-from hf_edgc.reduction import Item
+from hf_edgc.reduction import Reduction
 
 
 @dataclass
@@ -16,8 +16,10 @@ class Collected:
     measurement: Measurement
     sent_bytes: int
     wait_s: float
+    start_s: float = 0.0
+    """When the first bucket came in."""
     hook_s: float = 0.0
     dense_bytes: int = 0
-    items: list[Item] = field(default_factory=list)
-    dense: list[tuple[str, Tensor]] = field(default_factory=list)
+    reduction: Reduction | None = None
+    """The compressed step, once its first bucket is in."""
     futures: list[tuple[torch.futures.Future[Tensor], Tensor]] = field(default_factory=list)

@@ -3,6 +3,11 @@
 import torch
 from torch import Tensor
 
+from hf_edgc.codecs import Approximation, Decoded, Whole
+
+BLOCK_ELEMENTS = 2**17
+"""Two float32 blocks of this size, of the gradient and of the error, are 1 MiB: they fit a core's second cache."""
+
 
 class ErrorFeedback:
     """Errors of one worker by parameter name, in unscaled units (loss scale divided out).
@@ -44,13 +49,36 @@ class ErrorFeedback:
             if scale != 1.0:
                 grad.mul_(scale)
 
-    def keep(self, name: str, matrix: Tensor, local: Tensor) -> None:
-        """Remember ``matrix - local`` (rows, cols), what was not sent of ``matrix``; ``local`` may be overwritten."""
+    def keep(self, name: str, matrix: Tensor, local: Approximation) -> None:
+        """Remember ``matrix - local`` (rows, cols), what was not sent of ``matrix``."""
         if not self.enabled:
             return
-        left = torch.sub(matrix, local, out=local)
+        if isinstance(local, Whole) and local.matrix is matrix:  # nothing was left
+            self.errors.pop(name, None)
+            return
+        left = local.write(torch.empty_like(matrix))
+        torch.sub(matrix, left, out=left)
         error = self.errors.get(name)
         if error is None:
             self.errors[name] = left.to(self.device or left.device, self.dtype)
         else:
             error.copy_(left)
+
+    def settle(self, name: str, matrix: Tensor, decoded: Decoded) -> None:
+        """``keep`` the error of ``matrix`` (rows, cols) and overwrite ``matrix`` with the decoded mean.
+
+        By blocks of rows that stay in the cache of a core, since all this takes its time from memory.
+        """
+        error = self.errors.get(name)
+        in_place = error is not None and error.dtype == matrix.dtype and error.device == matrix.device
+        if error is None or not in_place or not self.enabled or isinstance(decoded.local, Whole):
+            self.keep(name, matrix, decoded.local)
+            decoded.mean.write(matrix)
+            return
+        count, cols = matrix.shape
+        step = count if matrix.device.type != "cpu" else max(1, BLOCK_ELEMENTS // cols)
+        for start in range(0, count, step):
+            stop = min(count, start + step)
+            left, block = error[start:stop], matrix[start:stop]
+            torch.sub(block, decoded.local.rows(start, stop).write(left), out=left)
+            decoded.mean.rows(start, stop).write(block)

@@ -1,8 +1,8 @@
 """EDGCState and edgc_hook: DDP's communication hook, named and used as torch names its own pairs."""
 
 import time
-import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
 
 from hf_edgc import agreement
+from hf_edgc.advice import Advisor
 from hf_edgc.budget import Costs
-from hf_edgc.codecs import LowRank
+from hf_edgc.chunk import Item
+from hf_edgc.codecs import Codec, Dense, LowRank
 from hf_edgc.collected import Collected
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
@@ -21,8 +23,9 @@ from hf_edgc.layout import build_layout
 from hf_edgc.logs import get_logger
 from hf_edgc.measured import Measured
 from hf_edgc.measurement import Measurement
+from hf_edgc.parameters import Parameters
 from hf_edgc.records import StepRecord, Totals
-from hf_edgc.reduction import Item, Reducer
+from hf_edgc.reduction import Reducer, Reduction, chunk_of
 
 PYTHON_REDUCER = (
     'torch._dynamo.config.optimize_ddp="python_reducer" gives communication hooks no buckets. Use optimize_ddp=True '
@@ -37,9 +40,8 @@ class EDGCState:
     """Everything EDGC knows about one DDP model on one worker.
 
     Use it as torch's own states: ``ddp.register_comm_hook(EDGCState(config, ddp.module.named_parameters()),
-    edgc_hook)``. Buckets of a compressed step are collected and exchanged together when the last one is ready:
-    that takes as few collectives as there are rounds, from one thread, and lets a step with a non-finite
-    gradient leave all state untouched.
+    edgc_hook)``. The futures of a compressed step's buckets are all set when the last one has come in: that lets a
+    step with a non-finite gradient leave all state untouched.
 
     Attributes:
         layout: which parameters are compressed and why the others are not.
@@ -68,36 +70,39 @@ class EDGCState:
             RuntimeError: workers disagree about config, model or release.
             ValueError: an option does not fit the run's length.
         """
-        trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-        complex_names = [name for name, parameter in trainable if parameter.is_complex()]
-        if complex_names and config.mode != "none":
+        self.parameters = parameters = Parameters(named_parameters)
+        if parameters.complex_names and config.mode != "none":
             raise NotImplementedError(
-                f"EDGC can't compress complex parameters ({', '.join(complex_names[:3])}): use mode none, or leave "
-                "them out of DDP."
+                f"EDGC can't compress complex parameters ({', '.join(parameters.complex_names[:3])}): use mode none, "
+                "or leave them out of DDP."
             )
         self.config = config
-        self.layout = build_layout(((name, tuple(parameter.shape)) for name, parameter in trainable), config)
+        self.layout = build_layout(parameters.shapes, config)
         self.exchange = Exchange(process_group)
-        self.parameter_bytes = sum(p.numel() * p.element_size() for _, p in trainable)
-        uncompressed = {dense.name for dense in self.layout.dense}
-        self.dense_gradient_bytes = sum(p.numel() * p.element_size() for n, p in trainable if n in uncompressed)
-        self.device = trainable[0][1].device if trainable else torch.device("cpu")
+        self.device = parameters.device
+        self.parameter_bytes = sum(parameters.gradient_bytes.values())
+        self.dense_gradient_bytes = sum(parameters.gradient_bytes[dense.name] for dense in self.layout.dense)
         feedback = ErrorFeedback(
             config.error_feedback,
             getattr(torch, config.error_dtype),
             torch.device("cpu") if config.error_device == "cpu" else None,
         )
-        self.reducer = Reducer(self.exchange, feedback, config.compression_seed)
+        chunks = chunk_of(parameters.gradient_bytes.items(), config.overlap)
+        self.reducer = Reducer(self.exchange, feedback, chunks, config.compression_seed)
         self.start_run(total_steps)
         self.on_record: Callable[[StepRecord], None] | None = None
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self.optimizer_steps = 0
-        # Buckets are rebuilt and have no stable index, so everything is keyed by parameter name.
-        self._names = {id(parameter): name for name, parameter in trainable}
         self._matrix_index = {matrix.name: index for index, matrix in enumerate(self.layout.matrices)}
         self._collected = self._empty()
+        self._advisor = Advisor(self.exchange, config, self.layout, parameters) if config.codec == "auto" else None
         self._agree(total_steps)
+
+    @property
+    def link_report(self) -> dict[str, Any] | None:
+        """What ``codec=auto`` found and decided last (``Advisor.report``); None before, and with another codec."""
+        return None if self._advisor is None else self._advisor.report
 
     def start_run(self, total_steps: int | None) -> None:
         """Begin a run of ``total_steps`` optimizer steps: new controller and totals, same errors and factors.
@@ -127,64 +132,66 @@ class EDGCState:
             # Also drops what a backward that raised had left behind.
             self._collected = self._empty()
             self.config.check_run_length(self._total_steps)  # Trainer tells the length after the wrapping
+            if self._advisor is not None:
+                self._advisor.before_step(self.controller)
+            self._collected.start_s = start = time.perf_counter()
         step = self._collected
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
         if self.controller.wants_entropies and not bucket.buffer().is_sparse:
             offset = self.controller.step // self.config.entropy_every
-            step.measurement.add(self._named_gradients(bucket), offset)
-        compress = self.controller.plan.compress and not bucket.buffer().is_sparse
+            step.measurement.add(self.parameters.gradients(bucket), offset, not self._sends_factors)
+        compress = self._sends_factors and not bucket.buffer().is_sparse
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
             device = bucket.buffer().device
-            finite, measured = self._finish_compressed() if step.futures else self._finish_dense(device)
+            reduction = step.reduction
+            finite, measured = self._finish_dense(device) if reduction is None else self._finish_compressed(reduction)
             step.hook_s += time.perf_counter() - start
-            self._advance(finite, measured)
+            self._advance(finite, measured, start - step.start_s)
         else:
             step.hook_s += time.perf_counter() - start
         return future
 
     @property
-    def parameter_ids(self) -> set[int]:
-        """``id`` of each parameter that is synchronized."""
-        return set(self._names)
+    def _sends_factors(self) -> bool:
+        """Whether this step is a compressed one; errors left by the last one make a dense plan one, too."""
+        return self.controller.plan.compress or (
+            self.controller.phase == "compress" and bool(self.reducer.feedback.errors)
+        )
 
     def _collect(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         step = self._collected
-        ranks = self.controller.plan.ranks
-        dtype = getattr(torch, self.config.factor_dtype)
-        for name, grad in self._named_gradients(bucket):
-            index = self._matrix_index.get(name)
-            if index is None:
-                step.dense.append((name, grad))
-            else:
-                matrix = self.layout.matrices[index]
-                step.items.append(
-                    Item(
-                        name,
-                        grad if grad.dim() == 2 else grad.view(matrix.rows, matrix.cols),
-                        LowRank(ranks[index], dtype, self.exchange.workers),
-                    )
-                )
+        if step.reduction is None:
+            step.reduction = Reduction(self.reducer, self.loss_scale(), self.controller.step)
+        for name, grad in self.parameters.gradients(bucket):
+            codec = self._codec(name)
+            if codec is not None and grad.dim() != 2:
+                matrix = self.layout.matrices[self._matrix_index[name]]
+                grad = grad.view(matrix.rows, matrix.cols)
+            step.reduction.put(Item(name, grad, codec))
         device = bucket.buffer().device
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         step.futures.append((future, bucket.buffer()))
         return future
 
-    def _finish_compressed(self) -> tuple[bool, Measured | None]:
+    def _codec(self, name: str) -> Codec | None:
+        index = self._matrix_index.get(name)
+        rank = 0 if index is None else self.controller.plan.ranks[index]
+        if rank > 0:
+            return LowRank(rank, getattr(torch, self.config.factor_dtype), self.exchange.workers)
+        # What compression has left of a matrix that is now sent whole goes along.
+        return Dense() if name in self.reducer.feedback.errors else None
+
+    def _finish_compressed(self, reduction: Reduction) -> tuple[bool, Measured | None]:
         step = self._collected
-        scale = self.loss_scale()
-        # In layout order, whatever the buckets: they differ between a run and its continuation.
-        items = sorted(step.items, key=lambda item: self._matrix_index[item.name])
-        dense = [grad for _, grad in sorted(step.dense, key=lambda pair: pair[0])]
-        numbers = self._numbers(step.futures[0][1].device)
-        means = self.reducer.reduce(items, dense, numbers, scale, self.controller.step)
+        means = reduction.finish(self._numbers(step.futures[0][1].device))
         if means is None:
             # Not finite somewhere: what plain DDP would have given goes through, so that a scaler sees it.
             for _, buffer in step.futures:
                 self.exchange.mean_later(buffer).wait()
         for future, buffer in step.futures:
             future.set_result(buffer)
-        return means is not None, self._understood(means, scale)
+        return means is not None, self._understood(means, reduction.scale)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "EDGCState":
         """A copy of a DDP, as averaging its weights makes, synchronizes nothing: it may hold the same state."""
@@ -218,12 +225,12 @@ class EDGCState:
         plan = self.controller.plan
         return {"synchronization": self.controller.step, "optimizer step": self.optimizer_steps, "ranks": plan.ranks}
 
-    def _advance(self, finite: bool, measured: Measured | None) -> None:
+    def _advance(self, finite: bool, measured: Measured | None, span_s: float) -> None:
         step, controller, plan = self._collected, self.controller, self.controller.plan
         self.last = StepRecord(
             step=controller.step,
             phase=controller.phase,
-            compressed=bool(step.futures) and finite,
+            compressed=step.reduction is not None and finite,
             finite=finite,
             rank=plan.rank,
             ranks=plan.ranks,
@@ -237,6 +244,8 @@ class EDGCState:
             hook_s=step.hook_s,
             wait_s=self.exchange.wait_s - step.wait_s,
         )
+        if self._advisor is not None:
+            self._advisor.after_step(self.last, span_s)
         alarm = controller.advance(measured, self.last.sent_bytes)
         if alarm:
             self.reducer.feedback.errors = {}
@@ -255,27 +264,12 @@ class EDGCState:
     def _empty(self) -> Collected:
         return Collected(Measurement(self.config, self._matrix_index), self.exchange.sent_bytes, self.exchange.wait_s)
 
-    def _named_gradients(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
-        pairs = []
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if id(parameter) not in self._names:
-                raise RuntimeError(
-                    "EDGCState met a parameter that it was not given, of shape "
-                    f"{tuple(parameter.shape)}: one was unfrozen or added after the state was made, or it serves "
-                    "two models. Make one EDGCState for each DDP, from all its trainable parameters."
-                )
-            if parameter.dim() == 2 and not parameter.is_contiguous():
-                grad = grad.as_strided(parameter.shape, parameter.stride())  # DDP shows its memory as if contiguous
-            pairs.append((self._names[id(parameter)], grad))
-        return pairs
-
     def _agree(self, total_steps: int | None) -> None:
         """Compare release, config, model and run length over the workers: a difference must not become a hang."""
-        names = zlib.crc32(repr(sorted(self._names.values())).encode())
         parts = {
             "hf_edgc release": FORMAT_VERSION,
             "EDGCConfig": self.config.digest(),
-            "model parameters": self.layout.digest() ^ names,
+            "model parameters": self.layout.digest() ^ self.parameters.digest(),
             "total_steps": -1 if total_steps is None else total_steps,
         }
         agreement.require_same(list(parts), self.exchange.gather_ints(list(parts.values()), self.device))

@@ -13,8 +13,8 @@ from hf_edgc.hook import EDGCState
 class MemoryUse:
     """Bytes on one worker.
 
-    ``errors`` and ``factors`` are kept between steps; ``buffers`` is the largest set of flat buffers that one
-    exchange needs; ``parameters`` is there for comparison.
+    ``errors`` and ``factors`` are kept between steps; ``buffers`` is all that one step hands to the collectives, most
+    of which is held at once; ``parameters`` is there for comparison.
     """
 
     parameters: int
@@ -39,20 +39,15 @@ def expected_memory(state: EDGCState) -> MemoryUse:
     dtype = getattr(torch, config.factor_dtype)
     top = config.start_rank if config.mode == "static" else config.highest_rank
     ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
-    scales = sum(4 for _, rank in ranked if LowRank(rank, dtype).rounds == 3)
-    measured_numbers = SIZE + (4 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
-    plain = state.dense_gradient_bytes + 4 * measured_numbers if ranked else 0
-    rounds = [
-        plain + scales + (0 if scales else sum(matrix.rows * rank * dtype.itemsize for matrix, rank in ranked)),
-        sum(matrix.rows * rank * dtype.itemsize for matrix, rank in ranked),
-        sum(matrix.cols * rank * dtype.itemsize for matrix, rank in ranked),
-    ]
+    factor_bytes = sum(LowRank(rank, dtype).wire_bytes(matrix.rows, matrix.cols, 4) for matrix, rank in ranked)
+    # The fingerprint, a flag for each matrix, in mode edgc its entropy and two norms, and three more numbers.
+    numbers = SIZE + (4 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
     error_bytes = getattr(torch, config.error_dtype).itemsize if config.error_feedback else 0
     return MemoryUse(
         parameters=state.parameter_bytes,
         errors=error_bytes * sum(matrix.dense_elements for matrix, _ in ranked),
         factors=4 * sum(matrix.cols * rank for matrix, rank in ranked),
-        buffers=max(rounds),
+        buffers=state.dense_gradient_bytes + 4 * numbers + factor_bytes if ranked else 0,
     )
 
 
@@ -63,5 +58,5 @@ def measured_memory(state: EDGCState) -> MemoryUse:
         parameters=state.parameter_bytes,
         errors=sum(error.numel() * error.element_size() for error in state.reducer.feedback.errors.values()),
         factors=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        buffers=state.exchange.peak_buffer_bytes,
+        buffers=state.reducer.largest_step_bytes,
     )

@@ -1,136 +1,172 @@
-"""One compressed step over all buckets: drives the codecs round by round, and changes state only at the end."""
+"""One compressed step over all buckets: starts exchanges while backward goes on, changes state only at the end."""
 
 import zlib
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from hf_edgc.codecs import Codec, Decoded, Rounds, Slot
-from hf_edgc.exchange import Exchange, all_finite
+from hf_edgc.chunk import Chunk, Item
+from hf_edgc.codecs import Codec, Decoded, Rounds, Slot, Whole
+from hf_edgc.exchange import Exchange
 from hf_edgc.feedback import ErrorFeedback
 
+CHUNK_BYTES = 2**25
+"""Gradient bytes whose factors are exchanged together: as for DDP's buckets, fewer bytes overlap more of the exchange
+with backward, more bytes pay less latency. 32 MiB of gradients have 1 to 4 MB of factors."""
 
-@dataclass(frozen=True)
-class Item:
-    """A gradient to compress: ``grad`` (rows, cols) is a view into its bucket and receives the result."""
 
-    name: str
-    grad: Tensor
-    codec: Codec
+def chunk_of(sizes: Iterable[tuple[str, int]], overlap: bool) -> dict[str, int]:
+    """Number of each parameter's chunk, from names and gradient bytes in the order of the model.
+
+    By the model and not by DDP's buckets, which differ between a run and its continuation: where a number lies in a
+    buffer decides in which order gloo and NCCL add it up. Backward ends with the first parameters, so they get the
+    last numbers. Without ``overlap`` there is one chunk.
+    """
+    chunks: dict[str, int] = {}
+    number, filled = 0, 0
+    for name, size in reversed(list(sizes)):
+        if overlap and filled > 0 and filled + size > CHUNK_BYTES:
+            number, filled = number + 1, 0
+        chunks[name] = number
+        filled += size
+    return chunks
 
 
 @dataclass
 class Reducer:
-    """Averages gradients compressed; holds what compression remembers of each parameter, by its name."""
+    """What averaging compressed gradients needs and remembers: the errors, and the slots by parameter name.
+
+    Attributes:
+        chunks: number of each parameter's chunk.
+        largest_step_bytes: most bytes handed to the collectives in one step.
+    """
 
     exchange: Exchange
     feedback: ErrorFeedback
+    chunks: Mapping[str, int]
     seed: int = 0
     slots: dict[str, Slot] = field(default_factory=dict)
+    largest_step_bytes: int = 0
 
-    def reduce(
-        self, items: Sequence[Item], dense: Sequence[Tensor], measured: Tensor, scale: float, step: int
-    ) -> Tensor | None:
-        """Average ``items`` compressed, ``dense`` and ``measured`` as they are, in as few collectives as rounds.
 
-        The gradients of ``items`` and ``dense`` become the decoded means, in the (loss-scaled) units they came
-        in. If anything exchanged is not finite, errors and slots stay as they were, the gradients are as before
-        up to rounding, and None is returned, on every worker alike. A matrix whose gradient is zero on all
-        workers (a parameter not used in this step) gets zeros and keeps its error.
+class Reduction:
+    """The transaction of one compressed step: ``put`` every gradient once, then ``finish``.
+
+    A chunk's first exchange starts as soon as all its gradients are there. Errors and slots change in ``finish``, after
+    the last exchange, and only if everything exchanged was finite.
+    """
+
+    def __init__(self, reducer: Reducer, scale: float, step: int) -> None:
+        """Begin optimizer step ``step`` (for the seeds) with gradients of loss scale ``scale``."""
+        self._reducer = reducer
+        self.scale = scale
+        self._step = step
+        self._missing = Counter(reducer.chunks.values())
+        self._items: defaultdict[int, list[Item]] = defaultdict(list)
+        self._matrices: dict[str, Tensor] = {}
+        self._chunks: dict[int, Chunk] = {}
+        self._last = max(self._missing, default=0)
+        self._bytes_before = reducer.exchange.sent_bytes
+
+    def put(self, item: Item) -> None:
+        """Take a gradient; it must stay in place until ``finish``, which overwrites it."""
+        number = self._reducer.chunks[item.name]
+        self._items[number].append(item)
+        self._missing[number] -= 1
+        if self._missing[number] == 0 and number != self._last:  # the measured numbers ride in the last one
+            self._start(number)
+
+    def finish(self, measured: Tensor) -> Tensor | None:
+        """Average everything: all gradients become the decoded means, in the (loss-scaled) units they came in.
+
+        If anything exchanged is not finite, errors and slots stay as they were, the gradients are as before up to
+        rounding, and None is returned, on every worker alike. A matrix whose gradient is zero on all workers (a
+        parameter not used in this step) gets zeros and keeps its error.
 
         Args:
-            items: matrices to compress; none if all their gradients are sparse.
-            dense: gradients of any shape that are not compressed.
-            measured: float32 numbers of any shape to average on the way; may hold infinities.
-            scale: loss scale of the gradients.
-            step: optimizer step, for the seeds.
+            measured: float32 numbers, shape (count,), to average on the way; may hold infinities and NaN.
 
         Returns:
             ``measured`` averaged over the workers, or None.
         """
-        # A parameter without gradient on this worker still takes part: its error may be due, others may use it.
-        used = torch.stack([item.grad.any() for item in items]).float() if items else measured.new_empty(0)
-        matrices = [self.feedback.compensated(item.name, item.grad, scale) for item in items]
-        encoders = [
-            item.codec.encode(matrix, self.slots.get(item.name, {}), self._seed_of(item.name, step))
-            for item, matrix in zip(items, matrices, strict=True)
-        ]
-        rounds = _Rounds(self.exchange, [item.codec.rounds for item in items], encoders)
-        with torch.autocast(measured.device.type, enabled=False):  # a backward inside autocast would round the products
-            exchanged = rounds.run([used, *dense], measured)
-            if exchanged is None:
-                for item, matrix in zip(items, matrices, strict=True):
-                    self.feedback.withdraw(item.name, matrix, item.grad, scale)
+        # Besides the last one there is a chunk left if a sparse gradient, which goes another way, is part of it.
+        for number in sorted({*self._items, self._last} - self._chunks.keys()):
+            self._start(number, measured if number == self._last else None)
+        chunks = self._chunks.values()
+        finite = True
+        with torch.autocast(measured.device.type, enabled=False):  # it would round the products
+            while finite and not all(chunk.done for chunk in chunks):
+                finite = all([chunk.advance() for chunk in chunks if not chunk.done])
+            if not finite:
+                self._withdraw()
                 return None
-            (used_anywhere, *dense_means), measured_mean = exchanged
-            for grad, mean in zip(dense, dense_means, strict=True):
-                grad.copy_(mean)
-            for index, is_used in enumerate(used_anywhere.tolist()):
-                if is_used:
-                    self._commit(items[index], matrices[index], rounds.result(index), scale)
-                else:
-                    items[index].grad.zero_()
-        return measured_mean
+            for number, chunk in self._chunks.items():
+                self._commit_chunk(self._items[number], chunk)
+        sent_bytes = self._reducer.exchange.sent_bytes - self._bytes_before
+        self._reducer.largest_step_bytes = max(self._reducer.largest_step_bytes, sent_bytes)
+        return self._chunks[self._last].measured_mean
 
-    def _commit(self, item: Item, matrix: Tensor, decoded: Decoded, scale: float) -> None:
-        result, local = decoded.mean, decoded.local
-        if scale != 1.0 or item.grad.dtype != torch.float32:
-            # The gradient's type may round or overflow where the decoded mean does not; what it can't hold is kept.
-            limits = torch.finfo(item.grad.dtype)
-            result = (result * scale).clamp(limits.min, limits.max).to(item.grad.dtype)
-            local = local - (decoded.mean - result.float() / scale)
-        self.feedback.keep(item.name, matrix, local)  # before the gradient is written: it may be the matrix
-        self.slots[item.name] = decoded.slot
+    def _start(self, number: int, measured: Tensor | None = None) -> None:
+        reducer = self._reducer
+        # By name, whatever the order in which gradients came in: it differs between a run and its continuation.
+        items = self._items[number] = sorted(self._items[number], key=lambda item: item.name)
+        coded = [(item, item.codec) for item in items if item.codec is not None]
+        plain = [item.grad for item in items if item.codec is None]
+        if coded:
+            # A parameter without gradient on this worker takes part: its error may be due, others may use it.
+            plain.insert(0, torch.stack([_any(item.grad) for item, _ in coded]).float())
+        with torch.autocast(items[0].grad.device.type if items else "cpu", enabled=False):
+            encoders = (self._encoder(item, codec) for item, codec in coded)
+            self._chunks[number] = Chunk(reducer.exchange, [codec for _, codec in coded], encoders, plain, measured)
+
+    def _encoder(self, item: Item, codec: Codec) -> Rounds:
+        reducer = self._reducer
+        matrix = self._matrices[item.name] = reducer.feedback.compensated(item.name, item.grad, self.scale)
+        seed = zlib.crc32(f"{reducer.seed}/{item.name}/{self._step}".encode())
+        return codec.encode(matrix, reducer.slots.get(item.name, {}), seed)
+
+    def _withdraw(self) -> None:
+        for number, chunk in self._chunks.items():
+            if not chunk.done:
+                chunk.wait()
+            for item in self._items[number]:
+                if item.codec is not None:
+                    self._reducer.feedback.withdraw(item.name, self._matrices[item.name], item.grad, self.scale)
+
+    def _commit_chunk(self, items: Sequence[Item], chunk: Chunk) -> None:
+        means = iter(chunk.plain_means)
+        coded = [item for item in items if item.codec is not None]
+        used = next(means).tolist() if coded else []
+        for item in items:
+            if item.codec is None:
+                item.grad.copy_(next(means))
+        for index, item in enumerate(coded):
+            if used[index]:
+                self._commit(item, self._matrices[item.name], chunk.result(index))
+            else:
+                item.grad.zero_()
+
+    def _commit(self, item: Item, matrix: Tensor, decoded: Decoded) -> None:
+        feedback, scale = self._reducer.feedback, self.scale
+        self._reducer.slots[item.name] = decoded.slot
+        if matrix is item.grad and scale == 1.0:
+            feedback.settle(item.name, matrix, decoded)
+            return
+        # The gradient's type may round or overflow where the decoded mean does not; what it can't hold is kept.
+        limits = torch.finfo(item.grad.dtype)
+        mean = decoded.mean.write(torch.empty_like(matrix))
+        result = (mean * scale).clamp(limits.min, limits.max).to(item.grad.dtype)
+        local = decoded.local.write(torch.empty_like(matrix)).sub_(mean).add_(result.float() / scale)
+        feedback.keep(item.name, matrix, Whole(local))
         item.grad.copy_(result)
 
-    def _seed_of(self, name: str, step: int) -> int:
-        return zlib.crc32(f"{self.seed}/{name}/{step}".encode())
 
-
-class _Rounds:
-    """Encoders in lock step. One with fewer rounds starts later, so that all results are due after the last one."""
-
-    def __init__(self, exchange: Exchange, counts: Sequence[int], encoders: Sequence[Rounds]) -> None:
-        self._exchange = exchange
-        self._total = max(counts, default=1)
-        self._starts = [self._total - count for count in counts]
-        self._encoders = encoders
-        self._replies: list[list[Tensor]] = [[] for _ in encoders]
-
-    def run(self, plain: Sequence[Tensor], measured: Tensor) -> tuple[list[Tensor], Tensor] | None:
-        """All rounds; ``plain`` and ``measured`` ride in the first. None as soon as a mean is not finite."""
-        messages = self._messages(0)
-        sent = [*plain, *(tensor for message in messages for tensor in message)]
-        *means, measured_mean = self._exchange.mean([*sent, measured])
-        plain_means, means = means[: len(plain)], means[len(plain) :]
-        if not all_finite([*plain_means, *means]):
-            return None
-        self._deliver(messages, means)
-        for number in range(1, self._total):
-            messages = self._messages(number)
-            means = self._exchange.mean([tensor for message in messages for tensor in message])
-            if not all_finite(means):
-                return None
-            self._deliver(messages, means)
-        return plain_means, measured_mean
-
-    def result(self, index: int) -> Decoded:
-        """What encoder ``index`` decoded from its last reply."""
-        try:
-            self._encoders[index].send(self._replies[index])
-        except StopIteration as stop:
-            decoded: Decoded = stop.value
-            return decoded
-        raise RuntimeError("a codec yielded more often than its `rounds` says")
-
-    def _messages(self, number: int) -> list[list[Tensor]]:
-        messages = []
-        for encoder, start, reply in zip(self._encoders, self._starts, self._replies, strict=True):
-            messages.append([] if number < start else next(encoder) if number == start else encoder.send(reply))
-        return messages
-
-    def _deliver(self, messages: Sequence[Sequence[Tensor]], means: Sequence[Tensor]) -> None:
-        remaining = iter(means)
-        self._replies = [[next(remaining) for _ in message] for message in messages]
+def _any(grad: Tensor) -> Tensor:
+    """Whether an entry of ``grad`` (rows, cols) is not zero, shape ()."""
+    if grad.device.type != "cpu":
+        return grad.any()
+    # On the CPU `any` of all costs more than the products do; nearly always the first row has the answer.
+    return torch.tensor(bool(grad[:1].any()) or bool(grad.any()))

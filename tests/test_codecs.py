@@ -26,8 +26,16 @@ def codecs(rank):
             yield kind()
 
 
+class Result:
+    """What was decoded, multiplied out; ``share`` is what feedback is given."""
+
+    def __init__(self, decoded, shape):
+        self.mean, self.local = decoded.mean.write(torch.empty(shape)), decoded.local.write(torch.empty(shape))
+        self.share, self.slot = decoded.local, decoded.slot
+
+
 def exchange(codec, matrices, slots=None, seed=1):
-    """One Decoded a worker, and the bytes each worker sent."""
+    """One Result a worker, and the bytes each worker sent."""
     slots = slots or [{}] * len(matrices)
     encoders = [codec.encode(matrix, slot, seed) for matrix, slot in zip(matrices, slots, strict=True)]
     messages = [next(encoder) for encoder in encoders]
@@ -41,7 +49,7 @@ def exchange(codec, matrices, slots=None, seed=1):
             try:
                 next_messages.append(encoder.send([mean.clone() for mean in means]))
             except StopIteration as stop:
-                results.append(stop.value)
+                results.append(Result(stop.value, matrices[0].shape))
         if results:
             assert rounds == codec.rounds
             return results, sent
@@ -75,8 +83,9 @@ def test_conservation_what_was_not_decoded_is_the_error(case):
             size = max(matrix.abs().max().item() for matrix in matrices) * math.sqrt(rows * cols)
             results, _ = exchange(codec, matrices, slots, seed=step)
             for feedback, matrix, decoded in zip(feedbacks, matrices, results, strict=True):
-                feedback.keep("w", matrix, decoded.local)
-            errors = torch.stack([feedback.errors["w"].double() for feedback in feedbacks]).mean(0)
+                feedback.keep("w", matrix, decoded.share)
+            none_left = torch.zeros(rows, cols)
+            errors = torch.stack([feedback.errors.get("w", none_left).double() for feedback in feedbacks]).mean(0)
             # The share is decoded from what was sent; only the rounding of the averaging itself can be lost.
             difference = (errors + results[0].mean.double() - went_in).abs().max().item()
             assert difference <= 4 * factor_rounding(codec) * size

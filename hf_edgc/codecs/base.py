@@ -4,6 +4,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Slot = Mapping[str, Tensor]
@@ -11,6 +12,49 @@ Slot = Mapping[str, Tensor]
 
 Rounds = Generator[list[Tensor], list[Tensor], "Decoded"]
 """Yields the tensors to average in one round, is sent their means over the workers, returns the result."""
+
+
+class Approximation(Protocol):
+    """A matrix (rows, cols) that was not multiplied out yet: it is written where it is needed, without a copy."""
+
+    def write(self, out: Tensor) -> Tensor:
+        """Overwrite ``out`` (rows, cols), float32, with the matrix, and return it."""
+        ...
+
+    def rows(self, start: int, stop: int) -> "Approximation":
+        """The rows from ``start`` to before ``stop``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A matrix (rows, cols) as it is."""
+
+    matrix: Tensor
+
+    def write(self, out: Tensor) -> Tensor:
+        """Copy the matrix to ``out`` (rows, cols), which may be the matrix itself."""
+        return out if out is self.matrix else out.copy_(self.matrix)
+
+    def rows(self, start: int, stop: int) -> "Whole":
+        """A view of some rows."""
+        return Whole(self.matrix[start:stop])
+
+
+@dataclass(frozen=True)
+class Product:
+    """The matrix ``left @ right.mT`` of ``left`` (rows, rank) and ``right`` (cols, rank)."""
+
+    left: Tensor
+    right: Tensor
+
+    def write(self, out: Tensor) -> Tensor:
+        """Multiply into ``out`` (rows, cols)."""
+        return torch.mm(self.left, self.right.mT, out=out)
+
+    def rows(self, start: int, stop: int) -> "Product":
+        """Only the rows of ``left`` differ."""
+        return Product(self.left[start:stop], self.right)
 
 
 @dataclass(frozen=True)
@@ -22,8 +66,8 @@ class Decoded:
     ``slot`` replaces the parameter's slot once the step is known to be finite.
     """
 
-    mean: Tensor
-    local: Tensor
+    mean: Approximation
+    local: Approximation
     slot: Slot
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hf_edgc.codecs.base import Decoded, Rounds, Slot
+from hf_edgc.codecs.base import Decoded, Rounds, Slot, Whole
 
 
 @dataclass(frozen=True)
@@ -23,4 +23,4 @@ class Dense:
     def encode(self, matrix: Tensor, slot: Slot, seed: int) -> Rounds:
         """One round: ``matrix`` (rows, cols)."""
         (mean,) = yield [matrix]
-        return Decoded(mean=mean.view(matrix.shape), local=matrix, slot=slot)
+        return Decoded(mean=Whole(mean.view(matrix.shape)), local=Whole(matrix), slot=slot)

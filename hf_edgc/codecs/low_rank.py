@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_edgc.codecs.base import Decoded, Rounds, Slot
+from hf_edgc.codecs.base import Decoded, Product, Rounds, Slot
 from hf_edgc.codecs.orthogonal import orthonormal_columns, random_columns, unit_columns
 
 FP16_LIMIT = 2.0**15
@@ -46,11 +46,12 @@ class LowRank:
         q = resized(slot.get("q"), matrix.shape[1], self.rank, seed, matrix.device)
         (p_mean,) = yield [self._packed(matrix @ q, scale)]  # (rows, rank)
         p = orthonormal_columns(self._unpacked(p_mean, scale))
-        sent = self._packed(matrix.mT @ p, scale)  # (cols, rank)
+        # As (p^T M)^T, which is up to twice as fast as M^T p for thin p on CPU.
+        sent = self._packed((p.mT @ matrix).mT, scale)  # (cols, rank)
         (q_mean,) = yield [sent]
         q = self._unpacked(q_mean, scale)
         # The share is decoded from what was sent, so the error also holds what the cast of the factor dropped.
-        return Decoded(mean=p @ q.mT, local=p @ self._unpacked(sent, scale).mT, slot={"q": q})
+        return Decoded(mean=Product(p, q), local=Product(p, self._unpacked(sent, scale)), slot={"q": q})
 
     def _packed(self, factor: Tensor, scale: Tensor | None) -> Tensor:
         return (factor if scale is None else factor * scale).to(self.factor_dtype)
@@ -65,7 +66,8 @@ def resized(q: Tensor | None, cols: int, rank: int, seed: int, device: torch.dev
     Missing and dead (all zero) columns are replaced by random ones orthogonal to ``q``; ``seed`` fixes them.
     """
     kept = unit_columns(q[:, :rank]) if q is not None else torch.empty(cols, 0, dtype=torch.float32, device=device)
-    kept = kept[:, kept.any(dim=0)]
+    alive = kept.square().sum(dim=0) > 0
+    kept = kept if bool(alive.all()) else kept[:, alive]
     missing = rank - kept.shape[1]
     if missing == 0:
         return kept

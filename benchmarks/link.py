@@ -77,7 +77,7 @@ class Link:
     def start(
         self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen:
-        """Start ``command`` on ``host`` (0 or 1) as one of two workers; the process ends with the link at the latest."""
+        """Start ``command`` on ``host`` (0 or 1) as one of two workers; it ends with the link at the latest."""
         local = self.rate is None
         variables = {
             "GLOO_SOCKET_IFNAME": "lo" if local else self.devices[host],

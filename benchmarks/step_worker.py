@@ -1,6 +1,7 @@
 """What one worker of ``bench_step.py`` runs: the contenders in turn, on the same model and data, round after round."""
 
 import gc
+import itertools
 import json
 import os
 import resource
@@ -97,7 +98,7 @@ class Bench:
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter())
-        own = [times[3] - times[0], *(after - before for before, after in zip(times, times[1:], strict=False))]
+        own = [times[3] - times[0], *(after - before for before, after in itertools.pairwise(times))]
         slowest = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)  # also makes both workers stop after the same step
         return {**dict(zip(PARTS, slowest.tolist(), strict=True)), **probe.step()}

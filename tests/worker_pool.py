@@ -22,7 +22,9 @@ class WorkerPool:
         self._pipes, self._processes = [], []
         for index in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, index, workers, port, collective_timeout_s), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, index, workers, port, collective_timeout_s), daemon=True
+            )
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)

@@ -1,6 +1,5 @@
 """Step times by contender and link."""
 
-import json
 from typing import Any
 
 from sections import Record, Records, provenance, runs, table
@@ -76,12 +75,29 @@ def _cell(on_link: runs.Cells, name: str, part: str) -> str:
 
 
 def _auto(links: dict[str, tuple[Record, Record]]) -> str:
-    lines = [
-        f"* {runs.rate_text(result['bits_per_s'])}: `{json.dumps(report)}`"
-        for _, result in links.values()
-        if (report := result["contenders"].get("auto", {}).get("auto"))
-    ]
-    return "What `auto` measured and predicted:\n\n" + "\n".join(lines) + "\n" if lines else ""
+    """What codec=auto found, predicted and decided, beside the same exchanges by themselves."""
+    header = [
+        "link", "found", "compressed exchange, ms", "measured", "dense exchange, ms", "measured", "break-even",
+        "matrices",
+    ]  # fmt: skip
+    rows = []
+    for _, result in links.values():
+        cell = result["contenders"].get("auto", {})
+        report = cell.get("auto")
+        if report is None or "measured_exchange_s" not in cell:
+            continue
+        times = [report["exchange_s"], cell["measured_exchange_s"], report["dense_exchange_s"]]
+        rows.append(
+            [
+                runs.rate_text(result["bits_per_s"]),
+                f"{report['link_mbit_per_s']:,.0f} Mbit/s, {report['link_latency_s'] * 1e3:.2f} ms",
+                *(f"{1e3 * seconds:,.1f}" for seconds in (*times, cell["measured_dense_exchange_s"])),
+                f"{report['break_even_mbit_per_s']:,.0f} Mbit/s",
+                f"{report['compressed_matrices']} of {report['matrices']}",
+            ]
+        )
+    what = "What `auto` found in its trial and predicted, beside the same exchanges measured by themselves:\n\n"
+    return what + table(header, rows) if rows else ""
 
 
 def _where(links: dict[str, tuple[Record, Record]]) -> str:

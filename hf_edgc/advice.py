@@ -105,13 +105,18 @@ class Advisor:
         return model.in_training(slowdown=slowdown, hidden_s=-shown_s)
 
     def _max_rank(self, break_even_rank: int) -> int | None:
-        """DAC's max_rank, unless it is given; None: as it is.
+        """DAC's max_rank, unless it is given; None: as it is, also where no rank pays and ranks wait for a slower link.
 
         The paper's rule spends up to all that compression saves. Else it is a limit to the default rank, since a faster
         step is what compression is asked for.
         """
-        config, found = self._config, max(break_even_rank, 1)
-        if config.mode != "edgc" or config.max_rank is not None or config.target_compression_ratio is not None:
+        config, found = self._config, break_even_rank
+        if (
+            found == 0
+            or config.mode != "edgc"
+            or config.max_rank is not None
+            or config.target_compression_ratio is not None
+        ):
             return None
         if config.error_model == "paper":
             return found

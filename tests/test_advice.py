@@ -77,6 +77,15 @@ def test_the_paper_takes_max_rank_from_the_break_even(run_workers):
         assert EDGCConfig().rank_range(report["max_rank"]) == (report["max_rank"] // 4, report["max_rank"])
 
 
+def test_ranks_stay_where_no_rank_pays(run_workers):
+    """They are tried again in the next trial, when the link may be slower."""
+    for _, _, report, _, _ in run_workers(
+        trained, bytes_per_s=1e12, steps=TRIAL_STEPS + 1, options={"mode": "edgc", "rank": None}
+    ):
+        assert report["break_even_rank"] == 0 and report["compressed_matrices"] == 0
+        assert report["max_rank"] is None
+
+
 def measured_report():
     with edgc_ddp(GradientModel(SHAPES), EDGCConfig(codec="auto"), total_steps=1000) as (ddp, state):
         for step in range(TRIAL_STEPS + 1):

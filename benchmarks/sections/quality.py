@@ -58,10 +58,11 @@ def _method(group: Group) -> str:
         f"GPT-2 from scratch on the {run['text']}; {run['workers']} gloo workers, {size['batch']} blocks of "
         f"{size['block']} tokens each a step, AdamW, 7 % warm-up and cosine. Perplexity is over {run['tokens']:,.0f} "
         "validation tokens. Within a seed all runs start from the same weights and read the same batches. "
-        "`static-4` is PowerSGD at rank 4, `edgc-4` the default of mode edgc with the bytes of `static-4` for the whole "
-        "run as its target, `edgc-10x` with a tenth of the dense bytes. Differences are to static compression with "
-        "float32 factors of the same seed at equal bytes (its loss is interpolated in the logarithm of the bytes); they "
-        "count as larger than noise beyond two standard errors, with the deviation over the seeds pooled over all setups."
+        "`static-4` is PowerSGD at rank 4, `edgc-4` the default of mode edgc with the bytes of `static-4` for the "
+        "whole run as its target, `edgc-10x` with a tenth of the dense bytes. Differences are to static compression "
+        "with float32 factors of the same seed at equal bytes (its loss is interpolated in the logarithm of the "
+        "bytes); they count as larger than noise beyond two standard errors, with the deviation over the seeds pooled "
+        "over all setups."
     )
 
 

@@ -26,6 +26,7 @@ from hf_edgc.clm.plan import check_length, count_steps, find_checkpoint
 from hf_edgc.clm.results import Facts, print_summary, write_results
 from hf_edgc.clm.text import load_text
 from hf_edgc.logs import is_main_process
+from hf_edgc.recording import write_report_if_possible
 
 
 def main() -> int:
@@ -67,7 +68,7 @@ def run(options: Options) -> None:
         known = len(blocks.train) if isinstance(blocks.train, TokenBlocks) else None
         check_length(options.compression, count_steps(training, known))
     model = load_model(options.model, config, tokenizer)
-    callback = EDGCCallback(options.compression, record_path=Path(training.output_dir) / "edgc_steps.jsonl")
+    callback = EDGCCallback(options.compression, report=False)  # it is written below, when the perplexity is known
     trainer = build_trainer(options, model, tokenizer, blocks, callback)
 
     metrics: dict[str, Any] = {}
@@ -93,7 +94,19 @@ def run(options: Options) -> None:
     )
     if trainer.is_world_process_zero():
         write_results(metrics, facts.output_dir)
+        if callback.state is not None:
+            write_report_if_possible(facts.output_dir)
         print_summary(metrics, facts)
+    if training.push_to_hub:
+        trainer.push_to_hub(**card_facts(options))
+    elif training.do_train:
+        trainer.create_model_card(**card_facts(options))
+
+
+def card_facts(options: Options) -> dict[str, Any]:
+    """What the model card says of model and data, as in run_clm."""
+    facts = {"finetuned_from": options.model.model_name_or_path, "dataset": options.data.dataset_name}
+    return {"tasks": "text-generation", **{name: value for name, value in facts.items() if value is not None}}
 
 
 def build_trainer(

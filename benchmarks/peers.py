@@ -101,7 +101,7 @@ def rank_change(peer):
                 if peer:
                     state.matrix_approximation_rank = 4
                 else:
-                    state.controller._progress.rank = 4
+                    state.controller._progress.ranks = [4] * len(state.layout.matrices)
             result = synchronized(ddp, gradients_for(SHAPES, step))
     rank = int(torch.linalg.matrix_rank(result["a"]).item())
     return "ok" if rank == 4 else f"a gradient of rank {rank} instead of 4"

@@ -4,15 +4,13 @@ import math
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, get_type_hints
+
+from hf_edgc.options import check_type, invalid, option
 
 DEFAULT_MAX_RANK = 32
 """Rank at which GPT-2 small's 768 x 3072 matrices keep 32 (768 + 3072) / (768 * 3072) = 5.2 % of their entries."""
-
-
-def _option(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True)
@@ -29,129 +27,182 @@ class EDGCConfig:
     _argument_group_name: ClassVar[str] = "compression"
     """Heading of these options in HfArgumentParser's help."""
 
-    mode: Literal["edgc", "static", "none"] = _option(
+    mode: Literal["edgc", "static", "none"] = option(
         "edgc",
         "edgc: ranks follow the gradient entropy; static: PowerSGD at a fixed rank; none: plain DDP all-reduce.",
     )
-    rank: int | None = _option(
-        None, "Matrix rank at the first compressed step, and throughout in mode static. Default: max_rank."
+    rank: int | None = option(
+        None,
+        "Matrix rank at the first compressed step, and throughout in mode static. Default: max_rank; with "
+        "target_compression_ratio the budget decides.",
     )
-    max_rank: int = _option(DEFAULT_MAX_RANK, "Largest matrix rank that mode edgc may choose.")
-    min_rank: int | None = _option(
-        None, "Smallest matrix rank that mode edgc may choose. Default: max_rank / 4 (paper, DAC), or rank if smaller."
+    max_rank: int | None = option(
+        None,
+        "Largest rank that mode edgc may choose: of all matrices, or with allocation per_tensor of their mean (one "
+        "matrix may then get more, up to where min_compression_ratio is reached). Default: "
+        f"{DEFAULT_MAX_RANK}; with target_compression_ratio no limit but min_compression_ratio.",
     )
-    rank_step: int = _option(4, "Largest change of the rank at the end of one window (4 in the authors' public code).")
-    window_steps: int | None = _option(
+    min_rank: int | None = option(
+        None,
+        "Smallest rank that mode edgc may choose: of all matrices, or with allocation per_tensor of their mean (one "
+        "matrix may then get 1). Default: max_rank / 4 (paper, DAC), or rank if smaller; 1 with "
+        "target_compression_ratio.",
+    )
+    allocation: Literal["per_tensor", "global"] = option(
+        "per_tensor",
+        "per_tensor: the bytes of a step go to the matrices whose error they lower most, by their measured gradients "
+        "and errors; global: one rank for all (paper).",
+    )
+    target_compression_ratio: float | None = option(
+        None,
+        "Budget mode bytes: dense bytes / sent bytes of the whole run, with tensors that are never compressed and a "
+        "dense warm-up counted. The run ends within 2 percent of it; more is sent while the learning rate is high "
+        "(lr_exponent). Needs a known run length. Default: none, budget mode free: the error model alone decides.",
+    )
+    rank_step: int = option(
+        4,
+        "Largest change of the rank of a matrix at the end of one window (4 in the authors' public code); with "
+        "target_compression_ratio larger where the budget needs it.",
+    )
+    window_steps: int | None = option(
         None,
         "Optimizer steps between two rank decisions. Default: 5 percent of the run, at most 1000 (paper: 1000).",
     )
-    warmup_fraction: float = _option(
+    warmup_fraction: float = option(
         0.0,
         "Share of the run that is at least sent dense before compression starts (paper: 0.1). The warm-up then goes "
-        "on until the modelled error at min_rank falls below the first one at max_rank. Dense steps cost bytes and "
-        "bought no quality in our measurements, so the default is none.",
+        "on until the modelled error at min_rank falls below the first one at max_rank; with "
+        "target_compression_ratio it is exactly this share. Dense steps cost bytes and bought no quality in our "
+        "measurements, so the default is none.",
     )
-    warmup_max_fraction: float | None = _option(
+    warmup_max_fraction: float | None = option(
         None,
         "Share of the run at which a dense warm-up ends whatever the error test says. Default: 0.3, or warmup_fraction "
         "if that is more.",
     )
-    error_model: Literal["ef", "paper"] = _option(
+    error_model: Literal["ef", "paper"] = option(
         "ef",
         "From entropy to rank. ef: hold the error-feedback residual (logit rule, well conditioned); paper: the CQM "
         "inversion r = g^-1(exp(H0 - H1) g(r0)).",
     )
-    lr_exponent: float = _option(
+    lr_exponent: float = option(
         0.5,
         "Error model ef only: let the allowed residual grow as (lr / peak lr)^-lr_exponent, so that bytes are spent "
-        "while the learning rate is high; 0 turns it off.",
+        "while the learning rate is high; 0 turns it off. Ranks then fall about as (lr / peak lr)^(2 lr_exponent).",
     )
-    entropy_estimator: Literal["histogram", "gaussian", "histogram_minmax"] = _option(
+    entropy_exponent: float = option(
+        1.0,
+        "Error model ef only: weight of the change of the entropy; 0: the learning rate alone.",
+    )
+    entropy_estimator: Literal["histogram", "gaussian", "histogram_minmax"] = option(
         "histogram",
         "histogram: differential entropy over the 0.5 to 99.5 percent quantiles; gaussian: 0.5 ln(2 pi e var); "
         "histogram_minmax: the authors' 1000-bin min-max histogram, blind to scale, kept for reproduction.",
     )
-    entropy_every: int = _option(10, "Measure the entropy at every n-th optimizer step (1 / ISR; paper: ISR 0.1).")
-    entropy_fraction: float = _option(
+    entropy_every: int = option(10, "Measure the entropy at every n-th optimizer step (1 / ISR; paper: ISR 0.1).")
+    entropy_fraction: float = option(
         0.25, "Share of a gradient's entries that a measurement reads, by strides (GSR; paper: 0.25)."
     )
-    min_compression_ratio: float = _option(
+    min_compression_ratio: float = option(
         2.0,
         "Compress a tensor only at ranks where dense bytes / sent bytes is at least this; other tensors are sent "
         "dense (torch's PowerSGD hook: 2).",
     )
-    factor_dtype: Literal["float32", "bfloat16", "float16"] = _option(
+    factor_dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32", "Data type in which the low-rank factors are sent."
     )
-    error_feedback: bool = _option(
+    error_feedback: bool = option(
         True, "Add what compression dropped to the next gradient. Turning it off costs quality at once."
     )
-    watchdog_error_ratio: float = _option(
+    watchdog_error_ratio: float = option(
         100.0,
         "Go dense for a window, with the errors dropped, when the norm of the errors exceeds this many gradient norms, "
         "so that compression is too strong. Rank 1 of a 4096 x 4096 matrix has some 32 in steady state. 0: off.",
     )
-    watchdog_grad_growth: float = _option(
+    watchdog_grad_growth: float = option(
         100.0,
         "Go dense for a window, with the errors dropped, when the gradient norm exceeds the smallest one measured in "
         "compressed steps so many times: the run diverges. 0: off.",
     )
-    error_dtype: Literal["float32", "bfloat16"] = _option(
+    error_dtype: Literal["float32", "bfloat16"] = option(
         "float32", "Data type in which error feedback is kept between steps; bfloat16 halves its memory."
     )
-    error_device: Literal["gradient", "cpu"] = _option(
+    error_device: Literal["gradient", "cpu"] = option(
         "gradient",
         "Where error feedback is kept between steps: beside the gradient, or in host memory, which costs two copies "
         "a step.",
     )
-    overlap: bool = _option(
+    overlap: bool = option(
         True,
         "Exchange factors while backward goes on, in chunks of 16 MiB of gradients, not all together at its end.",
     )
-    include: list[str] | None = _option(  # noqa: RUF009 (ruff takes the list in the type for a mutable default)
+    include: list[str] | None = option(  # noqa: RUF009 (ruff takes the list in the type for a mutable default)
         None, "Compress only parameters whose name matches one of these patterns (shell style, as '*.mlp.*')."
     )
-    exclude: list[str] | None = _option(  # noqa: RUF009
+    exclude: list[str] | None = option(  # noqa: RUF009
         None, "Send parameters dense whose name matches one of these patterns (shell style, as '*wpe*')."
     )
-    require_state: bool = _option(
+    require_state: bool = option(
         False, "Stop if a checkpoint to resume from has no usable EDGC state, instead of going on with a fresh one."
     )
-    compression_seed: int = _option(
+    compression_seed: int = option(
         0, "Seed of the first random factors; with the parameter name and the step it fixes every draw."
     )
 
     def __post_init__(self) -> None:
         """Check every value against its type and range."""
         for spec in fields(self):
-            _check_type(spec.name, getattr(self, spec.name), get_type_hints(EDGCConfig)[spec.name])
+            check_type(spec.name, getattr(self, spec.name), get_type_hints(EDGCConfig)[spec.name])
         for name, (low, high, allowed) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise _invalid(name, value, allowed)
-        if self.min_rank is not None and self.min_rank > self.max_rank:
-            raise _invalid("min_rank", self.min_rank, f"an integer from 1 to max_rank ({self.max_rank})")
-        if self.mode == "edgc" and not self.lowest_rank <= self.start_rank <= self.max_rank:
-            raise _invalid(
-                "rank",
-                self.rank,
-                f"an integer from min_rank ({self.lowest_rank}) to max_rank ({self.max_rank})",
-            )
+                raise invalid(name, value, allowed)
+        if self.min_rank is not None and self.min_rank > self.highest_rank:
+            raise invalid("min_rank", self.min_rank, f"an integer from 1 to max_rank ({self.highest_rank})")
+        if self.mode == "edgc" and not self.lowest_rank <= self.start_rank <= self.highest_rank:
+            allowed = f"an integer from min_rank ({self.lowest_rank}) to max_rank ({self.highest_rank})"
+            raise invalid("rank", self.rank, allowed)
+        if self.mode == "edgc" and self.allocation == "per_tensor" and not self.error_feedback:
+            allowed = "global with error_feedback=False: shares of the error are measured on error feedback"
+            raise invalid("allocation", self.allocation, allowed)
+        if self.target_compression_ratio is not None:
+            self._check_budget_mode()
         if self.warmup_max_fraction is not None and self.warmup_max_fraction < self.warmup_fraction:
             allowed = f"a number from warmup_fraction ({self.warmup_fraction}) to below 1"
-            raise _invalid("warmup_max_fraction", self.warmup_max_fraction, allowed)
+            raise invalid("warmup_max_fraction", self.warmup_max_fraction, allowed)
+
+    def _check_budget_mode(self) -> None:
+        """Refuse what a byte budget replaces."""
+        without = "without target_compression_ratio, which"
+        for name, value, default, why in (
+            ("mode", self.mode, "edgc", "is for mode edgc"),
+            ("error_model", self.error_model, "ef", "replaces the paper's rule by its budget"),
+            ("rank", self.rank, None, "decides the first rank too"),
+            ("warmup_max_fraction", self.warmup_max_fraction, None, "makes the warm-up as long as warmup_fraction"),
+        ):
+            if value != default:
+                raise invalid(name, value, f"it {without} {why}")
+
+    @property
+    def highest_rank(self) -> int:
+        """Largest matrix rank, with allocation per_tensor largest mean rank, that any step can use."""
+        if self.max_rank is not None:
+            return self.max_rank
+        return DEFAULT_MAX_RANK if self.target_compression_ratio is None else sys.maxsize
 
     @property
     def start_rank(self) -> int:
-        """Matrix rank of the first compressed step."""
-        return self.rank if self.rank is not None else self.max_rank
+        """Matrix rank of the first compressed step, or its upper limit if a budget decides."""
+        return self.rank if self.rank is not None else self.highest_rank
 
     @property
     def lowest_rank(self) -> int:
-        """Smallest matrix rank that any step can use."""
+        """Smallest matrix rank, with allocation per_tensor smallest mean rank, that any step can use."""
         if self.mode == "static":
             return self.start_rank
-        return self.min_rank if self.min_rank is not None else min(self.start_rank, max(1, self.max_rank // 4))
+        if self.min_rank is not None:
+            return self.min_rank
+        return 1 if self.target_compression_ratio is not None else min(self.start_rank, max(1, self.highest_rank // 4))
 
     def window(self, total_steps: int | None) -> int:
         """Optimizer steps in a window, for a run of ``total_steps`` (None: of unknown length)."""
@@ -168,7 +219,8 @@ class EDGCConfig:
             return 0, 0
         if total_steps is None:
             return sys.maxsize, sys.maxsize
-        most = self.warmup_max_fraction if self.warmup_max_fraction is not None else max(0.3, self.warmup_fraction)
+        most = max(0.3, self.warmup_fraction) if self.target_compression_ratio is None else self.warmup_fraction
+        most = self.warmup_max_fraction if self.warmup_max_fraction is not None else most
         return math.ceil(self.warmup_fraction * total_steps), math.ceil(most * total_steps)
 
     def check_run_length(self, total_steps: int | None) -> None:
@@ -180,18 +232,19 @@ class EDGCConfig:
         if self.mode == "none":
             return
         if total_steps is None:
-            if self.warmup_fraction > 0.0:
-                raise ValueError(
-                    f"EDGC option warmup_fraction={self.warmup_fraction} is a share of the run, whose length is not "
-                    "known: pass total_steps (EDGCPlugin(config, total_steps=...)) or use warmup_fraction=0."
-                )
+            for name, off in (("warmup_fraction", 0.0), ("target_compression_ratio", None)):
+                if getattr(self, name) != off:
+                    raise ValueError(
+                        f"EDGC option {name}={getattr(self, name)} is for a whole run, whose length is not known: pass "
+                        f"total_steps (EDGCPlugin(config, total_steps=...)) or use {name}={off}."
+                    )
             return
         if self.mode == "edgc" and self.window_steps is not None and self.window_steps > total_steps:
             allowed = f"an integer from 1 to the {total_steps} optimizer steps of this run"
-            raise _invalid("window_steps", self.window_steps, allowed)
+            raise invalid("window_steps", self.window_steps, allowed)
         if self.warmup_steps(total_steps)[0] >= total_steps:
             allowed = f"a smaller share: the dense warm-up fills all {total_steps} optimizer steps of this run"
-            raise _invalid("warmup_fraction", self.warmup_fraction, allowed)
+            raise invalid("warmup_fraction", self.warmup_fraction, allowed)
 
     def to_dict(self) -> dict[str, Any]:
         """All options as plain values."""
@@ -238,6 +291,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "warmup_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
     "warmup_max_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
     "lr_exponent": (0.0, 10.0, "a number from 0 to 10"),
+    "entropy_exponent": (0.0, 10.0, "a number from 0 to 10"),
+    "target_compression_ratio": (math.nextafter(1.0, 2.0), 1e9, "a number above 1"),
     "watchdog_error_ratio": (0.0, _INF, "a number of at least 0"),
     "watchdog_grad_growth": (0.0, _INF, "a number of at least 0"),
     "entropy_every": (1, _INF, "an integer of at least 1"),
@@ -245,25 +300,3 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "min_compression_ratio": (1.0, 1e9, "a number of at least 1"),
     "compression_seed": (0, 2**63 - 1, "an integer from 0 to 2^63 - 1"),
 }
-
-
-def _invalid(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"EDGC option {name}={value!r} is not allowed: use {allowed}.")
-
-
-def _check_type(name: str, value: object, hint: Any) -> None:
-    """Raise ValueError unless ``value`` fits ``hint`` (a plain type, list[str], Literal or an optional of these)."""
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise _invalid(name, value, "one of " + ", ".join(get_args(hint)))
-        return
-    kinds = get_args(hint) or (hint,)
-    if value is None and type(None) in kinds:
-        return
-    if list[str] in kinds and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return
-    if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
-        return
-    if not any(type(value) is kind for kind in kinds):
-        wanted = " or ".join("none" if kind is type(None) else getattr(kind, "__name__", str(kind)) for kind in kinds)
-        raise _invalid(name, value, f"a value of type {wanted}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
 
 from hf_edgc import agreement
+from hf_edgc.budget import Costs
 from hf_edgc.chunk import Item
 from hf_edgc.codecs import Codec, Dense, LowRank
 from hf_edgc.collected import Collected
@@ -29,7 +30,7 @@ PYTHON_REDUCER = (
     '(torch\'s default) or "no_optimization" with EDGC.'
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when workers of different releases could no longer train together."""
 
 
@@ -108,7 +109,8 @@ class EDGCState:
         if total_steps is not None:
             self.config.check_run_length(total_steps)
         self._total_steps = total_steps
-        self.controller = Controller(self.config, self.layout.matrices, total_steps)
+        costs = Costs.for_model(self.config, self.layout.matrices, self.parameter_bytes, self.dense_gradient_bytes)
+        self.controller = Controller(self.config, self.layout.matrices, total_steps, costs)
         self.totals = Totals()
         self.last: StepRecord | None = None
         self.measured: Measured | None = None
@@ -202,8 +204,7 @@ class EDGCState:
 
     def _numbers(self, device: torch.device) -> Tensor:
         """What goes along with the gradients: are all workers at the same point, and what was measured."""
-        errors = [error for _, error in sorted(self.reducer.feedback.errors.items())]  # in one order also after a load
-        measured = self._collected.measurement.vector(device, errors, self.learning_rate())
+        measured = self._collected.measurement.vector(device, self.reducer.feedback.errors, self.learning_rate())
         return torch.cat([agreement.fingerprint(self._point(), device), measured])
 
     def _understood(self, means: Tensor | None, scale: float) -> Measured | None:
@@ -234,13 +235,14 @@ class EDGCState:
             entropy=measured.mean_entropy if measured is not None else None,
             grad_norm=measured.grad_norm if measured is not None else None,
             error_norm=measured.error_norm if measured is not None else None,
+            predicted_error_norm=controller.predicted_error_norm if measured is not None else None,
             learning_rate=self.learning_rate(),
             sent_bytes=self.exchange.sent_bytes - step.sent_bytes,
             dense_bytes=step.dense_bytes,
             hook_s=step.hook_s,
             wait_s=self.exchange.wait_s - step.wait_s,
         )
-        alarm = controller.advance(measured)
+        alarm = controller.advance(measured, self.last.sent_bytes)
         if alarm:
             self.reducer.feedback.errors = {}
             if self.exchange.worker == 0:

@@ -1,7 +1,7 @@
 """GDS of one step: what is measured of the gradients bucket by bucket, and read once averaged over the workers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,21 +31,33 @@ class Measurement:
         for name, grad in gradients:
             self._norms[name] = torch.linalg.vector_norm(grad, dtype=torch.float32)
 
-    def vector(self, device: torch.device, errors: Iterable[Tensor], learning_rate: float | None) -> Tensor:
-        """All numbers for the exchange, shape (matrices + 3,), or (0,) if the step is not measured.
+    def vector(self, device: torch.device, errors: Mapping[str, Tensor], learning_rate: float | None) -> Tensor:
+        """All numbers for the exchange, shape (3 matrices + 3,), or (0,) if the step is not measured.
 
-        The learning rate goes along so that workers whose schedules differ still decide the same.
+        Norms of single matrices cost nothing: those of all are made of them. The learning rate goes along so that
+        workers whose schedules differ still decide the same.
         """
         if not self._norms:
             return torch.empty(0, dtype=torch.float32, device=device)
-        vector = torch.full((len(self.indices) + 3,), math.nan, dtype=torch.float32, device=device)
+        count = len(self.indices)
+        vector = torch.full((3 * count + 3,), math.nan, dtype=torch.float32, device=device)
+        entropies, grad_norms, error_norms = vector[: 3 * count].view(3, count)
         for indices, values in self._entropies:
             if indices:
-                vector[indices] = values
-        error_norms = [torch.linalg.vector_norm(error, dtype=torch.float32).to(device) for error in errors]
-        vector[-2] = torch.linalg.vector_norm(torch.stack(error_norms)) if error_norms else 0.0
+                entropies[indices] = values
         # By name, not by bucket: buckets differ between a run and its continuation, and so would the rounding.
-        vector[-3] = torch.linalg.vector_norm(torch.stack([self._norms[name] for name in sorted(self._norms)]))
+        names = sorted(self._norms)
+        norms = torch.stack([self._norms[name] for name in names])
+        vector[-3] = torch.linalg.vector_norm(norms)
+        of_matrices = [place for place, name in enumerate(names) if name in self.indices]
+        grad_norms[[self.indices[names[place]] for place in of_matrices]] = norms[of_matrices]
+        error_norms.zero_()
+        vector[-2] = 0.0
+        if errors:
+            names = sorted(errors)
+            norms = torch.stack([torch.linalg.vector_norm(errors[n], dtype=torch.float32).to(device) for n in names])
+            vector[-2] = torch.linalg.vector_norm(norms)
+            error_norms[[self.indices[name] for name in names]] = norms
         vector[-1] = math.nan if learning_rate is None else learning_rate
         return vector
 
@@ -59,8 +71,15 @@ class Measurement:
             return None
         # Scaling a gradient by s adds ln(s) to its differential entropy; the min-max histogram can't see it.
         shift = 0.0 if self.config.entropy_estimator == "histogram_minmax" else math.log(scale)
-        *entropies, grad_norm, error_norm, rate = means.tolist()
+        *of_matrices, grad_norm, error_norm, rate = means.tolist()
         if not math.isfinite(grad_norm):
             return None
-        known_rate = None if math.isnan(rate) else rate
-        return Measured([value - shift for value in entropies], grad_norm / scale, error_norm, known_rate)
+        count = len(self.indices)
+        return Measured(
+            entropies=[value - shift for value in of_matrices[:count]],
+            grad_norm=grad_norm / scale,
+            error_norm=error_norm,
+            learning_rate=None if math.isnan(rate) else rate,
+            grad_norms=[value / scale for value in of_matrices[count : 2 * count]],
+            error_norms=of_matrices[2 * count :],
+        )

@@ -37,11 +37,11 @@ def expected_memory(state: EDGCState) -> MemoryUse:
     """Largest use that the options allow, all matrices at their highest rank."""
     config, layout = state.config, state.layout
     dtype = getattr(torch, config.factor_dtype)
-    top = config.start_rank if config.mode == "static" else config.max_rank
+    top = config.start_rank if config.mode == "static" else config.highest_rank
     ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
     factor_bytes = sum(LowRank(rank, dtype).wire_bytes(matrix.rows, matrix.cols, 4) for matrix, rank in ranked)
-    # Flags of the matrices, the fingerprint, and in mode edgc entropies and three more numbers.
-    numbers = SIZE + (2 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
+    # Flags of the matrices, the fingerprint, and in mode edgc entropies, norms of gradients and errors, and three more numbers.
+    numbers = SIZE + (4 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
     error_bytes = getattr(torch, config.error_dtype).itemsize if config.error_feedback else 0
     return MemoryUse(
         parameters=state.parameter_bytes,

@@ -11,9 +11,10 @@ from typing import Any, TextIO
 class StepRecord:
     """What happened in one synchronization; the keys of a line of ``edgc_steps.jsonl``.
 
-    ``rank`` is the controller's matrix rank (0: sent dense) and ``ranks`` that of each matrix in layout order;
-    ``entropy`` (mean over the matrices, nats), ``grad_norm`` (2-norm of a worker's gradient before compression) and
-    ``error_norm`` (of its errors before the step) are averaged over the workers, None if not measured.
+    ``ranks`` has the matrix rank of each matrix in layout order (0: sent dense) and ``rank`` their mean, weighted by
+    the bytes that a rank costs; ``entropy`` (mean over the matrices, nats), ``grad_norm`` (2-norm of a worker's
+    gradient before compression) and ``error_norm`` (of its errors before the step) are averaged over the workers, None
+    if not measured. ``predicted_error_norm`` is what the model of the last rank decision says of ``error_norm``.
     Bytes are those that one worker handed to collectives; ``hook_s`` counts the seconds spent inside the hook,
     ``wait_s`` those of them in blocking collectives.
     """
@@ -22,11 +23,12 @@ class StepRecord:
     phase: str
     compressed: bool
     finite: bool
-    rank: int
+    rank: float
     ranks: tuple[int, ...]
     entropy: float | None
     grad_norm: float | None
     error_norm: float | None
+    predicted_error_norm: float | None
     learning_rate: float | None
     sent_bytes: int
     dense_bytes: int

@@ -164,8 +164,8 @@ def damage(directory, kind):
         return "its checksum does not match"
     if kind == "other version":
         text = shared.read_bytes()
-        shared.write_bytes(text.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
-        return "has format 9, this release reads 1"
+        shared.write_bytes(text.replace(b'\\"format\\": 2', b'\\"format\\": 9'))
+        return "has format 9, this release reads 2"
     if kind == "changed number":  # in the JSON beside the tensors
         rank, other = rb"\"rank\": 4,", rb"\"rank\": 3,"
         assert shared.read_bytes().count(rank) == 1

@@ -355,7 +355,7 @@ class TestOptions:
             ('{"blocksize": 3}', ["blocksize"]),
             ('{"mode": "fast"}', ["mode", "'fast'", "static"]),
             ('{"max_steps": "many"}', ["max_steps", "'many'"]),
-            ('{"max_rank": null}', ["max_rank=null", "32"]),
+            ('{"rank_step": null}', ["rank_step=null", "4"]),
             ('{"max_rank": ', ["JSON"]),
             ("[1]", ["mapping"]),
         ],

@@ -28,6 +28,21 @@ from hf_edgc.layout import build_layout
         ({"min_compression_ratio": 0.5}, ["min_compression_ratio=0.5", "at least 1"]),
         ({"factor_dtype": "int8"}, ["factor_dtype='int8'", "float32, bfloat16, float16"]),
         ({"error_feedback": "yes"}, ["error_feedback='yes'", "type bool"]),
+        ({"error_feedback": False}, ["allocation='per_tensor'", "global with error_feedback=False"]),
+        ({"target_compression_ratio": 1.0}, ["target_compression_ratio=1.0", "above 1"]),
+        (
+            {"target_compression_ratio": 9.0, "mode": "static"},
+            ["mode='static'", "target_compression_ratio", "mode edgc"],
+        ),
+        (
+            {"target_compression_ratio": 9.0, "error_model": "paper"},
+            ["error_model='paper'", "target_compression_ratio"],
+        ),
+        (
+            {"target_compression_ratio": 9.0, "rank": 4},
+            ["rank=4", "decides the first rank too"],
+        ),
+        ({"target_compression_ratio": 9.0, "warmup_max_fraction": 0.2}, ["warmup_max_fraction=0.2", "warmup_fraction"]),
     ],
 )
 def test_a_refusal_names_option_value_and_what_is_allowed(options, words):
@@ -65,8 +80,9 @@ def test_run_length():
         EDGCConfig(window_steps=11).check_run_length(10)
     with pytest.raises(ValueError, match=r"warmup_fraction=0.95 .* fills all 10 optimizer steps"):
         EDGCConfig(warmup_fraction=0.95).check_run_length(10)
-    with pytest.raises(ValueError, match="length is not known: pass total_steps"):
-        EDGCConfig(warmup_fraction=0.1).check_run_length(None)
+    for option in ({"warmup_fraction": 0.1}, {"target_compression_ratio": 9.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(option))}=.*length is not known: pass total_steps"):
+            EDGCConfig(**option).check_run_length(None)
 
 
 def test_the_digest_sees_every_option():
@@ -77,7 +93,8 @@ def test_the_digest_sees_every_option():
             {"mode": "static"}, {"rank": 16}, {"max_rank": 64}, {"min_rank": 4}, {"rank_step": 2}, {"window_steps": 5},
             {"warmup_fraction": 0.1}, {"warmup_max_fraction": 0.5}, {"error_model": "paper"}, {"lr_exponent": 0.0},
             {"entropy_estimator": "gaussian"}, {"entropy_every": 5}, {"entropy_fraction": 0.5},
-            {"min_compression_ratio": 3.0}, {"factor_dtype": "bfloat16"}, {"error_feedback": False},
+            {"min_compression_ratio": 3.0}, {"factor_dtype": "bfloat16"}, {"error_feedback": False, "mode": "static"},
+            {"allocation": "global"}, {"target_compression_ratio": 10.0}, {"entropy_exponent": 0.0},
             {"compression_seed": 1}, {"error_dtype": "bfloat16"}, {"error_device": "cpu"}, {"include": ["a"]},
             {"exclude": ["a"]}, {"require_state": True}, {"watchdog_error_ratio": 0.0}, {"watchdog_grad_growth": 0.0},
             {"overlap": False},

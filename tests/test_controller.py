@@ -30,7 +30,8 @@ def run(controller, entropies, steps, learning_rate=1.0):
 
 
 def config(**options):
-    return EDGCConfig(**{"max_rank": 32, "window_steps": 10, "entropy_every": 5, "lr_exponent": 0.0, **options})
+    defaults = {"max_rank": 32, "window_steps": 10, "entropy_every": 5, "lr_exponent": 0.0, "allocation": "global"}
+    return EDGCConfig(**{**defaults, **options})
 
 
 def test_constant_entropy_keeps_the_rank():

@@ -98,7 +98,7 @@ def replicas_after_rank_changes(bucket_cap_mb):
     with edgc_ddp(model, config, bucket_cap_mb=bucket_cap_mb) as (ddp, state):
         used = []
         for start, rank in ((0, 2), (7, 8), (14, 4)):
-            state.controller._progress.rank = rank
+            state.controller._progress.ranks = [rank] * len(state.layout.matrices)
             train_steps(ddp, 7 if rank != 4 else 6, first_step=start)
             used.append(state.last.ranks)
         assert state.totals.steps == state.totals.compressed_steps == 20

@@ -107,3 +107,32 @@ def test_compressed_training_learns_as_dense_training_does(run_workers):
     assert ratio > 5
     assert dense < start - 1.0
     assert compressed < start - 0.9 * (start - dense)
+
+
+def collectives_of(**options):
+    config = EDGCConfig(window_steps=4, entropy_every=2, min_compression_ratio=1.0, **options)
+    with edgc_ddp(tiny_gpt2(), config, total_steps=40, **SEVERAL_BUCKETS) as (ddp, state):
+        records = []
+        state.on_record = records.append
+        before = state.exchange.collectives
+        train_steps(ddp, 40)
+        return state.exchange.collectives - before, [record.to_dict() for record in records]
+
+
+def test_per_tensor_ranks_need_no_further_collective_and_are_the_same_everywhere(run_workers):
+    mine = run_workers(collectives_of, max_rank=8)
+    alike = run_workers(collectives_of, max_rank=8, allocation="global")
+    assert [count for count, _ in mine] == [count for count, _ in alike] == [2 * 40] * 2, "P and Q, nothing else"
+    (_, records), (_, others) = mine
+    assert [record["ranks"] for record in records] == [record["ranks"] for record in others]
+    assert len(set(records[-1]["ranks"])) > 2, "the matrices have ranks of their own"
+    assert all(len(set(record["ranks"])) == 1 for record in alike[0][1])
+    predicted = [(record["predicted_error_norm"], record["error_norm"]) for record in records if record["entropy"]]
+    known = [(model, norm) for model, norm in predicted if model is not None]
+    assert len(known) > 10 and all(0.5 < model / norm < 2.0 for model, norm in known)
+
+
+def test_the_budget_is_met_on_the_wire(run_workers):
+    for _, records in run_workers(collectives_of, target_compression_ratio=9.0):
+        ratio = sum(record["dense_bytes"] for record in records) / sum(record["sent_bytes"] for record in records)
+        assert abs(ratio / 9.0 - 1) < 0.02

@@ -68,7 +68,7 @@ def summary_rows(metrics: dict[str, Any], facts: Facts) -> list[tuple[str, str]]
             ("sent", f"{_megabytes(metrics['edgc_sent_bytes'])} per worker"),
             ("dense", f"{_megabytes(metrics['edgc_dense_bytes'])} without compression"),
             ("compression ratio", f"{metrics['edgc_compression_ratio']:.2f}"),
-            ("final matrix rank", str(metrics["edgc_final_rank"] or "none, dense")),
+            ("final matrix rank", f"{metrics['edgc_final_rank']:.3g}" if metrics["edgc_final_rank"] else "none, dense"),
             ("in the hook", f"{metrics['edgc_hook_s']:.1f} s"),
         ]
     if "perplexity" in metrics:

@@ -67,8 +67,8 @@ def _saved_state(file: Path) -> SavedState:
     errors = [read_file(file.parent / name)[0] for name in steps]
     names: list[str] = header["controller"]["matrices"]
     config = EDGCConfig.from_dict(header["config"])
-    # The controller knows the phase; for that it needs the matrices' names, not their shapes.
-    controller = Controller(config, [Matrix(name, 0, 0, config.start_rank) for name in names])
+    # The controller knows the phase; for that it needs the matrices' names, their shapes may be any.
+    controller = Controller(config, [Matrix(name, 1, 1, config.start_rank) for name in names])
     controller.load_state_dict(header["controller"])
     matrices = tuple(_saved_matrix(name, tensors.get(f"q/{name}"), errors) for name in names)
     return SavedState(file.name, header, controller.phase, controller.rank, matrices)

@@ -123,10 +123,11 @@ def saved(runs: Sequence[Run]) -> Figure | None:
 
 
 def error(runs: Sequence[Run]) -> Figure | None:
-    """Norm of what error feedback holds, over the norm of the gradient."""
+    """Norm of what error feedback holds, measured and predicted, over the norm of the gradient."""
     figure, axes = _axes("optimizer step", "error norm / gradient norm")
     for run, color in _coloured(runs):
-        axes.plot(*thinned(*error_over_gradient(run)), color=color, label=run.name)
+        axes.plot(*thinned(*error_over_gradient(run, "error_norm")), color=color, label=run.name)
+        axes.plot(*thinned(*error_over_gradient(run, "predicted_error_norm")), ":", color=color)
     return _finished(figure, axes)
 
 
@@ -153,7 +154,12 @@ PICTURES = (
     ),
     Picture("step_bytes", "Bytes a step", "Sent by one worker, against plain DDP (dashed).", step_bytes),
     Picture("saved", "Bytes saved", "Summed over the run, for one worker.", saved),
-    Picture("error", "Error over gradient", "What error feedback holds, in gradient norms.", error),
+    Picture(
+        "error",
+        "Error over gradient",
+        "What error feedback holds, in gradient norms. Dotted: as the last rank decision predicted it.",
+        error,
+    ),
     Picture("hook_time", "Time in the hook", "Dotted: the part spent waiting for the exchange.", hook_time),
 )
 

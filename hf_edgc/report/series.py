@@ -42,9 +42,9 @@ def window_means(run: Run, key: str) -> list[tuple[float, float, float]]:
     return means
 
 
-def error_over_gradient(run: Run) -> tuple[Floats, Floats]:
-    """Steps and norm of the errors over norm of the gradient, each (measured,)."""
-    errors, gradients = run.column("error_norm"), run.column("grad_norm")
+def error_over_gradient(run: Run, key: str) -> tuple[Floats, Floats]:
+    """Steps and ``key``, a norm of the errors, over the norm of the gradient, each (measured,)."""
+    errors, gradients = run.column(key), run.column("grad_norm")
     known = np.isfinite(errors) & (gradients > 0)
     return run.column("step")[known], errors[known] / gradients[known]
 

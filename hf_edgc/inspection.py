@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -107,7 +107,7 @@ def print_states(states: list[SavedState], console: Console) -> None:
 
 
 def _matrix_table(state: SavedState) -> Table:
-    table = Table("matrix", "shape", "rank", "error norm: mean", "largest of a worker")
+    table = Table(Column("matrix", no_wrap=True), "shape", "rank", "error norm", "largest of a worker")
     for matrix in state.matrices:
         norms = matrix.error_norms
         told = [f"{sum(norms) / len(norms):.4g}", f"{max(norms):.4g}"] if norms else ["none", "none"]

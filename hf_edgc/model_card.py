@@ -12,16 +12,17 @@ from hf_edgc.records import Totals
 from hf_edgc.run_info import RunInfo
 
 
-def section(info: RunInfo, totals: Totals, final_rank: int, log: list[dict[str, Any]]) -> str:
+def section(info: RunInfo, totals: Totals, final_rank: float, log: list[dict[str, Any]]) -> str:
     """The section in Markdown.
 
     Args:
         info: configuration, workers and link of the run.
         totals: bytes of the run.
-        final_rank: matrix rank after the last step; 0: dense.
+        final_rank: mean matrix rank after the last step; 0: dense.
         log: Trainer's log history; the last perplexity or evaluation loss in it is told.
     """
     defaults = EDGCConfig().to_dict()
+    rank = f"{final_rank:.3g}" if final_rank else "none (dense)"
     changed = [f"{name}={value!r}" for name, value in info.config.items() if value != defaults.get(name)]
     lines = [
         "### Gradient compression",
@@ -30,8 +31,7 @@ def section(info: RunInfo, totals: Totals, final_rank: int, log: list[dict[str, 
         "([EDGC](https://arxiv.org/abs/2511.10333)).",
         "",
         f"- options: `EDGCConfig({', '.join(changed)})`",
-        f"- compressed: {len(info.matrices)} matrices, final rank {final_rank or 'none (dense)'}; "
-        f"sent dense: {len(info.dense)} tensors",
+        f"- compressed: {len(info.matrices)} matrices, final rank {rank}; sent dense: {len(info.dense)} tensors",
         f"- sent by each worker: {totals.sent_bytes / 1e6:,.1f} MB in {totals.steps:,} steps instead of "
         f"{totals.dense_bytes / 1e6:,.1f} MB (compression ratio {totals.compression_ratio:.2f})",
     ]
@@ -60,7 +60,7 @@ def extend_model_card(trainer: Trainer, make_section: Callable[[], str | None]) 
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n\n" + text)
 
-    trainer.create_model_card = create_and_add
+    setattr(trainer, "create_model_card", create_and_add)  # noqa: B010  # mypy: a method is not to be assigned
 
 
 def _quality(log: list[dict[str, Any]]) -> list[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,8 @@ class RunInfo:
     @classmethod
     def of(cls, state: "EDGCState", total_steps: int | None) -> "RunInfo":
         """Of a run of ``total_steps`` optimizer steps, as far as it is known now."""
-        from hf_edgc import __version__
-
         return cls(
-            release=__version__,
+            release=version("hf_edgc"),
             workers=state.exchange.workers,
             window_steps=state.config.window(total_steps),
             config=state.config.to_dict(),

@@ -16,6 +16,8 @@ class Collected:
     measurement: Measurement
     sent_bytes: int
     wait_s: float
+    start_s: float = 0.0
+    """When the first bucket came in."""
     hook_s: float = 0.0
     dense_bytes: int = 0
     reduction: Reduction | None = None

@@ -31,6 +31,11 @@ class EDGCConfig:
         "edgc",
         "edgc: ranks follow the gradient entropy; static: PowerSGD at a fixed rank; none: plain DDP all-reduce.",
     )
+    codec: Literal["low_rank", "auto"] = option(
+        "low_rank",
+        "low_rank: compress wherever that saves bytes; auto: measure the link and the compression itself, at first "
+        "and now and then, and compress only the matrices for which that saves time; such a run is not repeatable bitwise.",
+    )
     rank: int | None = option(
         None,
         "Matrix rank at the first compressed step, and throughout in mode static. Default: max_rank; with "
@@ -134,7 +139,7 @@ class EDGCConfig:
     )
     overlap: bool = option(
         True,
-        "Exchange factors while backward goes on, in chunks of 16 MiB of gradients, not all together at its end.",
+        "Exchange factors while backward goes on, in chunks of 32 MiB of gradients, not all together at its end.",
     )
     include: list[str] | None = option(  # noqa: RUF009 (ruff takes the list in the type for a mutable default)
         None, "Compress only parameters whose name matches one of these patterns (shell style, as '*.mlp.*')."
@@ -203,6 +208,13 @@ class EDGCConfig:
         if self.min_rank is not None:
             return self.min_rank
         return 1 if self.target_compression_ratio is not None else min(self.start_rank, max(1, self.highest_rank // 4))
+
+    def rank_range(self, found_max_rank: int | None = None) -> tuple[int, int]:
+        """Smallest and largest rank that mode edgc may choose, given the max_rank that codec auto has found."""
+        if found_max_rank is None:
+            return self.lowest_rank, self.highest_rank
+        lowest = self.min_rank if self.min_rank is not None else max(1, found_max_rank // 4)
+        return min(lowest, found_max_rank), found_max_rank
 
     def window(self, total_steps: int | None) -> int:
         """Optimizer steps in a window, for a run of ``total_steps`` (None: of unknown length)."""

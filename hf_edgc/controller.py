@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_edgc.allocation import elements, mean_rank
+from hf_edgc import trial
+from hf_edgc.allocation import capped, elements, mean_rank
 from hf_edgc.budget import Budget, Costs
 from hf_edgc.config import EDGCConfig
 from hf_edgc.error_rule import error_is_bearable
@@ -94,13 +95,39 @@ class Controller:
         """Ranks for the current step."""
         if self.phase != "compress":
             return Plan(0.0, (0,) * len(self._matrices))
-        ranks = tuple(self._progress.ranks)
+        ranks = trial.masked(self._config, self._progress)
         return Plan(mean_rank(self._matrices, ranks), ranks)
+
+    @property
+    def trial_stage(self) -> trial.Stage:
+        """Where ``codec=auto`` is: ``dense`` or ``compressed`` in a trial, ``over`` before its result, else ``off``."""
+        return trial.stage(self._config, self._progress) if self.phase == "compress" else "off"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks as if all matrices were compressed in the current step."""
+        return tuple(self._progress.ranks)
+
+    def begin_trial(self) -> None:
+        """Start a trial with the current step."""
+        self._progress.trial_step = self.step
+
+    def end_trial(self, paying: Sequence[bool], found_max_rank: int | None) -> None:
+        """Compress the ``paying`` matrices only, at ranks up to ``found_max_rank``, until the next trial."""
+        progress = self._progress
+        progress.paying, progress.found_max_rank = list(paying), found_max_rank
+        if found_max_rank is not None and progress.rank > found_max_rank:
+            progress.rank = found_max_rank
+            progress.ranks = capped(self._matrices, found_max_rank)
+            progress.ranks_since = progress.step
+        progress.trial_step = self.step + max(trial.WINDOWS_BETWEEN * self._window_steps, trial.STEPS_BETWEEN)
 
     @property
     def wants_entropies(self) -> bool:
         """Whether this step's gradients are to be measured (GDS, iteration sampling)."""
-        return self._config.mode == "edgc" and self.phase != "off" and self.step % self._config.entropy_every == 0
+        if self._config.mode != "edgc" or self.phase == "off" or self.step % self._config.entropy_every != 0:
+            return False
+        return self.phase != "compress" or self.plan.compress  # else codec auto has found that nothing pays
 
     @property
     def predicted_error_norm(self) -> float | None:

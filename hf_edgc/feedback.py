@@ -70,7 +70,8 @@ class ErrorFeedback:
         By blocks of rows that stay in the cache of a core, since all this takes its time from memory.
         """
         error = self.errors.get(name)
-        if error is None or error.dtype != matrix.dtype or error.device != matrix.device or not self.enabled:
+        in_place = error is not None and error.dtype == matrix.dtype and error.device == matrix.device
+        if error is None or not in_place or not self.enabled or isinstance(decoded.local, Whole):
             self.keep(name, matrix, decoded.local)
             decoded.mean.write(matrix)
             return

@@ -1,8 +1,8 @@
 """EDGCState and edgc_hook: DDP's communication hook, named and used as torch names its own pairs."""
 
 import time
-import zlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which the stubs lack
 
 from hf_edgc import agreement
+from hf_edgc.advice import Advisor
 from hf_edgc.budget import Costs
 from hf_edgc.chunk import Item
 from hf_edgc.codecs import Codec, Dense, LowRank
@@ -22,6 +23,7 @@ from hf_edgc.layout import build_layout
 from hf_edgc.logs import get_logger
 from hf_edgc.measured import Measured
 from hf_edgc.measurement import Measurement
+from hf_edgc.parameters import Parameters
 from hf_edgc.records import StepRecord, Totals
 from hf_edgc.reduction import Reducer, Reduction, chunk_of
 
@@ -68,37 +70,39 @@ class EDGCState:
             RuntimeError: workers disagree about config, model or release.
             ValueError: an option does not fit the run's length.
         """
-        trainable = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-        complex_names = [name for name, parameter in trainable if parameter.is_complex()]
-        if complex_names and config.mode != "none":
+        self.parameters = parameters = Parameters(named_parameters)
+        if parameters.complex_names and config.mode != "none":
             raise NotImplementedError(
-                f"EDGC can't compress complex parameters ({', '.join(complex_names[:3])}): use mode none, or leave "
-                "them out of DDP."
+                f"EDGC can't compress complex parameters ({', '.join(parameters.complex_names[:3])}): use mode none, "
+                "or leave them out of DDP."
             )
         self.config = config
-        self.layout = build_layout(((name, tuple(parameter.shape)) for name, parameter in trainable), config)
+        self.layout = build_layout(parameters.shapes, config)
         self.exchange = Exchange(process_group)
-        self.parameter_bytes = sum(p.numel() * p.element_size() for _, p in trainable)
-        uncompressed = {dense.name for dense in self.layout.dense}
-        self.dense_gradient_bytes = sum(p.numel() * p.element_size() for n, p in trainable if n in uncompressed)
-        self.device = trainable[0][1].device if trainable else torch.device("cpu")
+        self.device = parameters.device
+        self.parameter_bytes = sum(parameters.gradient_bytes.values())
+        self.dense_gradient_bytes = sum(parameters.gradient_bytes[dense.name] for dense in self.layout.dense)
         feedback = ErrorFeedback(
             config.error_feedback,
             getattr(torch, config.error_dtype),
             torch.device("cpu") if config.error_device == "cpu" else None,
         )
-        chunks = chunk_of([(name, p.numel() * p.element_size()) for name, p in trainable], config.overlap)
+        chunks = chunk_of(parameters.gradient_bytes.items(), config.overlap)
         self.reducer = Reducer(self.exchange, feedback, chunks, config.compression_seed)
         self.start_run(total_steps)
         self.on_record: Callable[[StepRecord], None] | None = None
         self.learning_rate: Callable[[], float | None] = lambda: None
         self.loss_scale: Callable[[], float] = lambda: 1.0
         self.optimizer_steps = 0
-        # Buckets are rebuilt and have no stable index, so everything is keyed by parameter name.
-        self._names = {id(parameter): name for name, parameter in trainable}
         self._matrix_index = {matrix.name: index for index, matrix in enumerate(self.layout.matrices)}
         self._collected = self._empty()
+        self._advisor = Advisor(self.exchange, config, self.layout, parameters) if config.codec == "auto" else None
         self._agree(total_steps)
+
+    @property
+    def link_report(self) -> dict[str, Any] | None:
+        """What ``codec=auto`` found and decided last (``Advisor.report``); None before, and with another codec."""
+        return None if self._advisor is None else self._advisor.report
 
     def start_run(self, total_steps: int | None) -> None:
         """Begin a run of ``total_steps`` optimizer steps: new controller and totals, same errors and factors.
@@ -128,11 +132,14 @@ class EDGCState:
             # Also drops what a backward that raised had left behind.
             self._collected = self._empty()
             self.config.check_run_length(self._total_steps)  # Trainer tells the length after the wrapping
+            if self._advisor is not None:
+                self._advisor.before_step(self.controller)
+            self._collected.start_s = start = time.perf_counter()
         step = self._collected
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
         if self.controller.wants_entropies and not bucket.buffer().is_sparse:
             offset = self.controller.step // self.config.entropy_every
-            step.measurement.add(self._named_gradients(bucket), offset)
+            step.measurement.add(self.parameters.gradients(bucket), offset)
         compress = self._sends_factors and not bucket.buffer().is_sparse
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
@@ -140,15 +147,10 @@ class EDGCState:
             reduction = step.reduction
             finite, measured = self._finish_dense(device) if reduction is None else self._finish_compressed(reduction)
             step.hook_s += time.perf_counter() - start
-            self._advance(finite, measured)
+            self._advance(finite, measured, start - step.start_s)
         else:
             step.hook_s += time.perf_counter() - start
         return future
-
-    @property
-    def parameter_ids(self) -> set[int]:
-        """``id`` of each parameter that is synchronized."""
-        return set(self._names)
 
     @property
     def _sends_factors(self) -> bool:
@@ -161,7 +163,7 @@ class EDGCState:
         step = self._collected
         if step.reduction is None:
             step.reduction = Reduction(self.reducer, self.loss_scale(), self.controller.step)
-        for name, grad in self._named_gradients(bucket):
+        for name, grad in self.parameters.gradients(bucket):
             codec = self._codec(name)
             if codec is not None and grad.dim() != 2:
                 matrix = self.layout.matrices[self._matrix_index[name]]
@@ -223,7 +225,7 @@ class EDGCState:
         plan = self.controller.plan
         return {"synchronization": self.controller.step, "optimizer step": self.optimizer_steps, "ranks": plan.ranks}
 
-    def _advance(self, finite: bool, measured: Measured | None) -> None:
+    def _advance(self, finite: bool, measured: Measured | None, span_s: float) -> None:
         step, controller, plan = self._collected, self.controller, self.controller.plan
         self.last = StepRecord(
             step=controller.step,
@@ -242,6 +244,8 @@ class EDGCState:
             hook_s=step.hook_s,
             wait_s=self.exchange.wait_s - step.wait_s,
         )
+        if self._advisor is not None:
+            self._advisor.after_step(self.last, span_s)
         alarm = controller.advance(measured, self.last.sent_bytes)
         if alarm:
             self.reducer.feedback.errors = {}
@@ -260,27 +264,12 @@ class EDGCState:
     def _empty(self) -> Collected:
         return Collected(Measurement(self.config, self._matrix_index), self.exchange.sent_bytes, self.exchange.wait_s)
 
-    def _named_gradients(self, bucket: GradBucket) -> list[tuple[str, Tensor]]:
-        pairs = []
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if id(parameter) not in self._names:
-                raise RuntimeError(
-                    "EDGCState met a parameter that it was not given, of shape "
-                    f"{tuple(parameter.shape)}: one was unfrozen or added after the state was made, or it serves "
-                    "two models. Make one EDGCState for each DDP, from all its trainable parameters."
-                )
-            if parameter.dim() == 2 and not parameter.is_contiguous():
-                grad = grad.as_strided(parameter.shape, parameter.stride())  # DDP shows its memory as if contiguous
-            pairs.append((self._names[id(parameter)], grad))
-        return pairs
-
     def _agree(self, total_steps: int | None) -> None:
         """Compare release, config, model and run length over the workers: a difference must not become a hang."""
-        names = zlib.crc32(repr(sorted(self._names.values())).encode())
         parts = {
             "hf_edgc release": FORMAT_VERSION,
             "EDGCConfig": self.config.digest(),
-            "model parameters": self.layout.digest() ^ names,
+            "model parameters": self.layout.digest() ^ self.parameters.digest(),
             "total_steps": -1 if total_steps is None else total_steps,
         }
         agreement.require_same(list(parts), self.exchange.gather_ints(list(parts.values()), self.device))

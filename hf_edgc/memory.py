@@ -40,7 +40,7 @@ def expected_memory(state: EDGCState) -> MemoryUse:
     top = config.start_rank if config.mode == "static" else config.highest_rank
     ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
     factor_bytes = sum(LowRank(rank, dtype).wire_bytes(matrix.rows, matrix.cols, 4) for matrix, rank in ranked)
-    # Flags of the matrices, the fingerprint, and in mode edgc entropies, norms of gradients and errors, and three more numbers.
+    # The fingerprint, a flag for each matrix, in mode edgc its entropy and two norms, and three more numbers.
     numbers = SIZE + (4 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))
     error_bytes = getattr(torch, config.error_dtype).itemsize if config.error_feedback else 0
     return MemoryUse(

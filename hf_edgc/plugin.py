@@ -157,7 +157,7 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         state.on_record = self.on_record
         if accelerator is not None:
             state.loss_scale = _LossScale(accelerator)
-            state.learning_rate = LearningRate(accelerator, state.parameter_ids)
+            state.learning_rate = LearningRate(accelerator, state.parameters.ids)
             self._save_with(accelerator)
         taken = {attached.number for attached in self._attached_to(accelerator)}
         number = next(number for number in itertools.count() if number not in taken)
@@ -175,7 +175,7 @@ class EDGCPlugin(DistributedDataParallelKwargs):  # type: ignore[misc]  # accele
         for ddp, attached in self._attached.items():
             # Under Join a worker that has run out of data still synchronizes but no longer steps: not a difference.
             joining = getattr(getattr(ddp, "_join_config", None), "enable", False)
-            if not joining and not owned.isdisjoint(attached.state.parameter_ids):
+            if not joining and not owned.isdisjoint(attached.state.parameters.ids):
                 self._count_step(attached)
         if not self._diagnosed:
             self._diagnosed = True  # said once

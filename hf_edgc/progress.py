@@ -42,6 +42,9 @@ class Progress:
     sent_bytes: float = 0.0
     fallback_steps: int = 0
     smallest_grad_norm: float = math.inf
+    trial_step: int = 0
+    paying: list[bool] | None = None
+    found_max_rank: int | None = None
 
     @property
     def lr_ratio(self) -> float:
@@ -92,6 +95,7 @@ class Progress:
             return [known.get(matrix.name, missing) for matrix in matrices]
 
         self.ranks = [min(rank, m.max_rank) for rank, m in zip(by_name(self.ranks, self.rank), matrices, strict=True)]
+        self.paying = None if self.paying is None else by_name(self.paying, True)
         rows = ("entropies", "grad_norms", "error_norms")
         self.window = [{**row, **{key: by_name(row[key], math.nan) for key in rows}} for row in self.window]
         if self.first_entropies is not None:
@@ -110,4 +114,5 @@ class Progress:
             rates=self.rates,
             sent_bytes=self.sent_bytes,
             ranks_since=self.step,
+            trial_step=self.step,
         )

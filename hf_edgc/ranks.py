@@ -86,7 +86,7 @@ class RankDecision:
                 config, matrices, progress.reference_rank, reference, entropies, progress.lr_ratio
             )
             if progress.target_rank is not None:
-                progress.rank = self._stepped(progress.target_rank, progress.rank)
+                progress.rank = self._stepped(progress.target_rank, progress)
             allowed = elements(matrices, capped(matrices, progress.rank))
         else:
             allowed = self._allowance(self._budget, progress, entropies)
@@ -136,11 +136,12 @@ class RankDecision:
         least, most = (elements(self._matrices, ranks) for ranks in (below, above))
         return above if most - allowed < allowed - least and most <= _MOST_ABOVE * allowed else below
 
-    def _stepped(self, target: float, rank: int) -> int:
+    def _stepped(self, target: float, progress: Progress) -> int:
         """Even rank next to ``target``, or as near as one rank_step and the allowed range let it come."""
-        config = self._config
+        config, rank = self._config, progress.rank
+        lowest, highest = config.rank_range(progress.found_max_rank)
         stepped = min(max(2 * round(target / 2), rank - config.rank_step), rank + config.rank_step)
-        return min(max(stepped, config.lowest_rank), config.highest_rank)
+        return min(max(stepped, lowest), highest)
 
     def _measure_shares(self, progress: Progress) -> None:
         """Learn from the window's gradients and its last errors."""

@@ -97,7 +97,7 @@ def test_the_digest_sees_every_option():
             {"allocation": "global"}, {"target_compression_ratio": 10.0}, {"entropy_exponent": 0.0},
             {"compression_seed": 1}, {"error_dtype": "bfloat16"}, {"error_device": "cpu"}, {"include": ["a"]},
             {"exclude": ["a"]}, {"require_state": True}, {"watchdog_error_ratio": 0.0}, {"watchdog_grad_growth": 0.0},
-            {"overlap": False},
+            {"overlap": False}, {"codec": "auto"},
         )
     ]  # fmt: skip
     assert len({config.digest() for config in [base, *changed]}) == len(dataclasses.fields(EDGCConfig)) + 1

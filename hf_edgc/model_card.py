@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import Trainer
 
+from hf_edgc.advice import describe
 from hf_edgc.config import EDGCConfig
 from hf_edgc.records import Totals
 from hf_edgc.run_info import RunInfo
@@ -37,7 +38,7 @@ def section(info: RunInfo, totals: Totals, final_rank: float, log: list[dict[str
     ]
     lines += [f"- {name}: {value:.4g}" for name, value in _quality(log)]
     if info.link is not None:
-        lines.append("- link: " + ", ".join(f"{name.replace('_', ' ')} {_short(v)}" for name, v in info.link.items()))
+        lines.append(f"- {describe(info.link)}")
     return "\n".join(lines) + "\n"
 
 
@@ -69,7 +70,3 @@ def _quality(log: list[dict[str, Any]]) -> list[tuple[str, float]]:
         if values:
             return [(name, values[-1])]
     return []
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -43,7 +43,7 @@ class RunInfo:
             config=state.config.to_dict(),
             matrices=[asdict(matrix) for matrix in state.layout.matrices],
             dense=[asdict(tensor) for tensor in state.layout.dense],
-            link=getattr(state, "link_report", None),
+            link=state.link_report,
         )
 
     def write(self, folder: Path) -> None:

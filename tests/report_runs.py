@@ -7,6 +7,13 @@ from hf_edgc.config import EDGCConfig
 from hf_edgc.records import RecordWriter, StepRecord
 from hf_edgc.run_info import RECORD_FILE, RunInfo
 
+LINK = {
+    "step": 6, "link_mbit_per_s": 93.8, "link_latency_s": 0.002, "link_burst_bytes": 0.0, "hidden_s": 0.01,
+    "codec_s": 0.005, "exchange_s": 0.03, "dense_exchange_s": 0.41, "dense_s": 0.4, "compressed_s": 0.03,
+    "break_even_mbit_per_s": 900.0, "break_even_rank": 8, "max_rank": None, "matrices": 7, "compressed_matrices": 7,
+}  # fmt: skip
+"""As ``EDGCState.link_report``; ``test_trainer_reports_what_auto_decided`` compares the names."""
+
 PARTS = ("attn.c_attn.weight", "mlp.c_fc.weight")
 NAMES = ["wte.weight", *(f"h.{layer}.{part}" for layer in range(3) for part in PARTS)]
 

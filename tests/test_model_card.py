@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from report_runs import LINK
 
 from hf_edgc.config import EDGCConfig
 from hf_edgc.model_card import section
@@ -21,11 +22,11 @@ def info(link=None, **options):
 
 def test_section_says_what_was_used_and_what_came_out():
     log = [{"eval_perplexity": 70.0}, {"eval_perplexity": 62.447}, {"loss": 1.0}]
-    text = section(info(link={"link_mbit_per_s": 93.8}, max_rank=8, exclude=["*wpe*"]), TOTALS, 4.0, log)
+    text = section(info(link=LINK, max_rank=8, exclude=["*wpe*"]), TOTALS, 4.0, log)
     for part in (
         "4 data-parallel workers with hf_edgc 0.2.0", "EDGCConfig(max_rank=8, exclude=['*wpe*'])", "final rank 4;",
         "100.0 MB in 1,000 steps instead of 1,000.0 MB (compression ratio 10.00)", "perplexity: 62.45",
-        "link: link mbit per s 93.8",
+        "the link has 94 Mbit/s",
     ):  # fmt: skip
         assert part in text
 
@@ -33,7 +34,7 @@ def test_section_says_what_was_used_and_what_came_out():
 def test_section_leaves_out_what_was_not_measured():
     text = section(info(mode="none"), TOTALS, 0.0, [{"eval_loss": 4.5}])
     assert "evaluation loss: 4.5" in text and "none (dense)" in text
-    assert "perplexity" not in text and "link:" not in text
+    assert "perplexity" not in text and "the link has" not in text
 
 
 def trained_card(output_dir, push):

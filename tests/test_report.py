@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from PIL import Image
-from report_runs import NAMES, record, write_run
+from report_runs import LINK, NAMES, record, write_run
 
 from hf_edgc.report import RunError, read_run, write_report
 from hf_edgc.report.figures import PICTURES
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_holds_every_picture_and_needs_nothing_from_outside(tmp_path):
-    folder = write_run(tmp_path / "run", link={"link_mbit_per_s": 100.0, "compressed_matrices": 7})
+    folder = write_run(tmp_path / "run", link=LINK)
     path = write_report([folder])
     assert path == folder / "edgc_report.html"
     page = Page(path)
@@ -57,7 +57,7 @@ def test_the_page_holds_every_picture_and_needs_nothing_from_outside(tmp_path):
     for _, attributes in page.tags:
         assert not any(key.startswith("on") or key in ("href", "srcset") for key in attributes)
         assert "http" not in attributes.get("src", "") and "url(" not in attributes.get("style", "")
-    for told in ("compression ratio", "10.00", "410.00", "link mbit per s", "max_rank", "12.0 s"):
+    for told in ("compression ratio", "10.00", "410.00", "93.8 Mbit/s", "400 ms", "max_rank", "12.0 s"):
         assert told in page.text
 
 
@@ -170,10 +170,10 @@ def test_what_holds_no_run_is_named(tmp_path, damage, message):
         write_report([tmp_path / "run"])
 
 
-def trained(output_dir, report=True, matplotlib=True):
+def trained(output_dir, report=True, matplotlib=True, **options):
     from test_callback import CONFIG, make_trainer
 
-    from hf_edgc import EDGCCallback
+    from hf_edgc import EDGCCallback, EDGCConfig
     from hf_edgc.logs import get_logger
 
     lines = []
@@ -184,7 +184,10 @@ def trained(output_dir, report=True, matplotlib=True):
     try:
         if not matplotlib:
             sys.modules["matplotlib"] = None
-        make_trainer(output_dir, [EDGCCallback(CONFIG, report=report)], eval_strategy="steps", eval_steps=4).train()
+        config = EDGCConfig(**{**CONFIG.to_dict(), **options})
+        make_trainer(
+            output_dir, [EDGCCallback(config, report=report)], eval_strategy="steps", eval_steps=4, max_steps=12
+        ).train()
     finally:
         logger.filters.pop()
         sys.modules |= hidden
@@ -204,13 +207,21 @@ def test_trainer_leaves_a_report_in_its_output_folder(run_workers, tmp_path):
     assert run.info.matrices[0]["name"] == "transformer.wte.weight"
     assert {tensor["reason"] for tensor in run.info.dense} == {"fewer than two dimensions"}
     assert run.info.config["max_rank"] == 4 and run.info.window_steps == 4
-    assert run.logged("eval_loss")[0].tolist() == [4, 8]
+    assert run.logged("eval_loss")[0].tolist() == [4, 8, 12]
+
+
+def test_trainer_reports_what_auto_decided(run_workers, tmp_path):
+    run_workers(trained, output_dir=str(tmp_path), codec="auto")
+    run = read_run(tmp_path)
+    assert set(run.info.link) == set(LINK)
+    page = Page(tmp_path / "edgc_report.html")
+    assert "Link, and what was decided" in page.text and f"codec auto, step {run.info.link['step']}" in page.text
 
 
 def test_without_matplotlib_training_ends_well_and_says_so(run_workers, tmp_path):
     first, second = run_workers(trained, output_dir=str(tmp_path), matplotlib=False)
     assert first == ["No run report: matplotlib is not installed (pip install hf_edgc[report])."] and second == []
-    assert len(read_run(tmp_path).records) == 8 and not (tmp_path / "edgc_report.html").exists()
+    assert len(read_run(tmp_path).records) == 12 and not (tmp_path / "edgc_report.html").exists()
 
 
 def test_a_report_that_fails_does_not_end_the_run(tmp_path, caplog, monkeypatch):

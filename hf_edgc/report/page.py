@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jinja2
 
+from hf_edgc.advice import describe
 from hf_edgc.report import tables
 from hf_edgc.report.figures import PICTURES
 from hf_edgc.report.run import Run, folder_of, read_runs
@@ -68,6 +69,7 @@ def render(runs: Sequence[Run], pictures: dict[str, bytes]) -> str:
     return environment.get_template("page.html.jinja").render(
         runs=runs,
         results=tables.results(runs),
+        decisions=[(run.name, describe(run.info.link)) for run in runs if run.info is not None and run.info.link],
         link=tables.link(runs),
         configuration=tables.configuration(runs),
         pictures=[(each, base64.b64encode(pictures[each.name]).decode()) for each in PICTURES if each.name in pictures],

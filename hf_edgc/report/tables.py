@@ -23,7 +23,7 @@ def link(runs: Sequence[Run]) -> Rows:
     """What was measured of the link and decided by it; no rows if no run did."""
     columns = [dict(run.info.link or {}) if run.info is not None else {} for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    return [(name.replace("_", " "), [shown(column.get(name)) for column in columns]) for name in names]
+    return [(_without_unit(name), [_with_unit(name, column.get(name)) for column in columns]) for name in names]
 
 
 def configuration(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
@@ -54,6 +54,19 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
     return str(value)
+
+
+UNITS = {"_mbit_per_s": ("Mbit/s", 1.0), "_bytes": ("MB", 1e-6), "_s": ("ms", 1e3)}
+"""What the end of a name says of its value, and the unit and factor in which a reader wants it."""
+
+
+def _without_unit(name: str) -> str:
+    return name.removesuffix(next((end for end in UNITS if name.endswith(end)), "")).replace("_", " ")
+
+
+def _with_unit(name: str, value: Any) -> str:
+    unit, factor = next((unit for end, unit in UNITS.items() if name.endswith(end)), ("", 1.0))
+    return f"{shown(value * factor)} {unit}" if unit and value is not None else shown(value)
 
 
 def _results(run: Run) -> dict[str, str]:

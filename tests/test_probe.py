@@ -77,7 +77,7 @@ def test_two_workers_measure_and_answer_once():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("EDGC probe") == 1
     assert re.search(r"link +│ [\d,]+ Mbit/s, \d+\.\d\d ms", done.stdout)
-    assert float(re.search(r"compression ratio │ ([\d.]+)", done.stdout)[1]) > 2
+    assert float(re.search(r"compression ratio +│ ([\d.]+)", done.stdout)[1]) > 2
     assert done.stdout.count("Compression pays on this link") + done.stdout.count("Compression does not pay") == 1
 
 

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check kill soak faults format clean
+.PHONY: setup run test check bench results kill soak faults format clean
 
 setup: $(READY)
 
@@ -35,6 +35,16 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Links other than loopback need root, ip and tc (Debian: iproute2). About 30 minutes.
+bench: setup
+	$(BIN)/python benchmarks/bench_step.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_codec.py
+	$(BIN)/python benchmarks/bench_step.py --memory
+	$(BIN)/python benchmarks/results.py
+
+results: setup
+	$(BIN)/python benchmarks/results.py
 
 kill: setup
 	$(BIN)/python benchmarks/kill_resume.py --runs 20

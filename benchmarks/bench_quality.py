@@ -29,6 +29,7 @@ from worker_pool import WorkerPool
 RECORDS = HERE / "records" / "quality"
 CACHE = Path(tempfile.gettempdir()) / "hf_edgc_quality"
 TIMEOUT_S = 3600.0
+"""Of a run and of a collective; long, so that the workers may be stopped for a while and let go on."""
 
 
 class Bench:
@@ -37,7 +38,7 @@ class Bench:
     def __init__(self, records: Path) -> None:
         """Start the workers."""
         self.records = records
-        self.pool = WorkerPool(2)
+        self.pool = WorkerPool(2, TIMEOUT_S)
 
     def path(self, size: Size, seed: int, name: str) -> Path:
         """The file of a run."""

@@ -18,3 +18,12 @@ def environment() -> dict[str, Any]:
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
         "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
     }
+
+
+RECORDS = Path(__file__).parent / "records"
+"""One JSON file for each run of a benchmark; never changed afterwards."""
+
+
+def record_path(kind: str) -> Path:
+    """Where a new record of ``kind`` goes; names of one kind sort by date."""
+    return RECORDS / f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S}.json"

@@ -80,6 +80,8 @@ class Advisor:
             "hidden_s": model.hidden_s,
             "codec_s": model.codec_s(some),
             "exchange_s": sum(model.rounds_s(some)),
+            "round_bytes": list(model.exchanged_bytes(some)),
+            "dense_bytes": self._rest_bytes + sum(self._dense_bytes),
             "dense_exchange_s": link.seconds(self._rest_bytes + sum(self._dense_bytes)),
             "dense_s": model.dense_s(),
             "compressed_s": model.compressed_s(some),

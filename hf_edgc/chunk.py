@@ -1,6 +1,6 @@
 """Gradients that share their collectives, driven through the rounds of their codecs in lock step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Chunk:
         self,
         exchange: Exchange,
         codecs: Sequence[Codec],
-        encoders: Sequence[Rounds],
+        encoders: Iterable[Rounds],
         plain: Sequence[Tensor],
         measured: Tensor | None = None,
     ) -> None:
@@ -45,22 +45,23 @@ class Chunk:
         Args:
             exchange: averages.
             codecs: of the gradients to compress.
-            encoders: what each of them made of its gradient.
+            encoders: what each of them makes of its gradient; taken one by one as their first messages are.
             plain: tensors of any shape to average as they are.
             measured: float32 numbers, shape (count,), that ride in the first round and may be infinite or NaN.
         """
         self._exchange = exchange
         self._total = max((codec.rounds for codec in codecs), default=1)
         self._starts = [self._total - codec.rounds for codec in codecs]
-        self._encoders = encoders
-        self._replies: list[list[Tensor]] = [[] for _ in encoders]
+        self._encoders: list[Rounds] = []
+        self._replies: list[list[Tensor]] = [[] for _ in codecs]
         self._round = 0
         self._plain = len(plain)
         self.plain_means: list[Tensor] = []
         self.measured_mean: Tensor | None = None
         self._measured = measured is not None
         self.done = False
-        self._send(plain if measured is None else [*plain, measured])
+        first = [self._first_message(encoder, start) for encoder, start in zip(encoders, self._starts, strict=True)]
+        self._send([*plain, measured] if measured is not None else plain, first)
 
     def advance(self) -> bool:
         """Wait for the round under way and start the next one. False, on every worker, if a mean is not finite."""
@@ -76,7 +77,7 @@ class Chunk:
         self._round += 1
         self.done = self._round == self._total
         if not self.done:
-            self._send([])
+            self._send([], [self._next_message(index) for index in range(len(self._encoders))])
         return True
 
     def wait(self) -> list[Tensor]:
@@ -92,11 +93,16 @@ class Chunk:
             return decoded
         raise RuntimeError("a codec yielded more often than its `rounds` says")
 
-    def _send(self, plain: Sequence[Tensor]) -> None:
-        number = self._round
-        messages: list[list[Tensor]] = []
-        for encoder, start, reply in zip(self._encoders, self._starts, self._replies, strict=True):
-            message = [] if number < start else next(encoder) if number == start else encoder.send(reply)
-            messages.append(message)
+    def _first_message(self, encoder: Rounds, start: int) -> list[Tensor]:
+        self._encoders.append(encoder)
+        return next(encoder) if start == 0 else []
+
+    def _next_message(self, index: int) -> list[Tensor]:
+        if self._round < self._starts[index]:
+            return []
+        encoder = self._encoders[index]
+        return next(encoder) if self._round == self._starts[index] else encoder.send(self._replies[index])
+
+    def _send(self, plain: Sequence[Tensor], messages: Sequence[Sequence[Tensor]]) -> None:
         self._counts = [len(message) for message in messages]
         self._pending = self._exchange.start([*plain, *(tensor for message in messages for tensor in message)])

@@ -34,7 +34,7 @@ class EDGCConfig:
     codec: Literal["low_rank", "auto"] = option(
         "low_rank",
         "low_rank: compress wherever that saves bytes; auto: measure the link and the compression itself, at first "
-        "and now and then, and compress only the matrices for which that saves time; such a run is not repeatable bitwise.",
+        "and now and then, and compress only the matrices for which that saves time; such runs differ from each other.",
     )
     rank: int | None = option(
         None,

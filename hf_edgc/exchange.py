@@ -45,15 +45,17 @@ class Exchange:
         pending = Pending(self, [tensor.shape for tensor in tensors])
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             members = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            flat = torch.cat([tensors[i].reshape(-1) for i in members])
-            pending.parts.append((self._all_reduce_mean(flat), flat, members))
+            sizes = [tensors[i].numel() for i in members]
+            flat = torch.empty(sum(sizes), dtype=dtype, device=tensors[members[0]].device)
+            for i, part in zip(members, torch.split(flat, sizes), strict=True):
+                torch.div(tensors[i], self.workers, out=part.view(tensors[i].shape))  # copies and divides in one pass
+            pending.parts.append((self._all_reduce(flat), flat, members))
         return pending
 
     def mean_later(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
         """Start averaging ``buffer`` in place; the future holds it. Same arithmetic as torch's allreduce_hook."""
-        future: torch.futures.Future[Tensor] = (
-            self._all_reduce_mean(buffer).get_future().then(lambda done: done.value()[0])
-        )
+        buffer.div_(self.workers)  # before the sum, which could overflow in half precision
+        future: torch.futures.Future[Tensor] = self._all_reduce(buffer).get_future().then(lambda done: done.value()[0])
         return future
 
     def gather_ints(self, values: Sequence[int], device: torch.device) -> list[list[int]]:
@@ -64,9 +66,8 @@ class Exchange:
         dist.all_gather(everyone, own, group=self.group)
         return [row.tolist() for row in everyone]
 
-    def _all_reduce_mean(self, flat: Tensor) -> dist.Work:
+    def _all_reduce(self, flat: Tensor) -> dist.Work:
         self._count(flat)
-        flat.div_(self.workers)  # before the sum, which could overflow in half precision
         work: dist.Work = dist.all_reduce(flat, group=self.group, async_op=True)
         return work
 

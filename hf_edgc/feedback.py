@@ -67,18 +67,24 @@ class ErrorFeedback:
     def settle(self, name: str, matrix: Tensor, decoded: Decoded) -> None:
         """``keep`` the error of ``matrix`` (rows, cols) and overwrite ``matrix`` with the decoded mean.
 
-        By blocks of rows that stay in the cache of a core, since all this takes its time from memory.
+        By blocks of rows that stay in the cache of a core, since all this takes its time from memory; so no other
+        memory of the size of the matrix is needed, whatever the type of the error.
         """
-        error = self.errors.get(name)
-        in_place = error is not None and error.dtype == matrix.dtype and error.device == matrix.device
-        if error is None or not in_place or not self.enabled or isinstance(decoded.local, Whole):
+        if not self.enabled or isinstance(decoded.local, Whole):
             self.keep(name, matrix, decoded.local)
             decoded.mean.write(matrix)
             return
+        if name not in self.errors:
+            self.errors[name] = torch.empty(matrix.shape, dtype=self.dtype, device=self.device or matrix.device)
+        error = self.errors[name]
+        in_place = error.dtype == matrix.dtype and error.device == matrix.device
         count, cols = matrix.shape
         step = count if matrix.device.type != "cpu" else max(1, BLOCK_ELEMENTS // cols)
         for start in range(0, count, step):
             stop = min(count, start + step)
-            left, block = error[start:stop], matrix[start:stop]
-            torch.sub(block, decoded.local.rows(start, stop).write(left), out=left)
+            block, left = matrix[start:stop], error[start:stop]
+            local = decoded.local.rows(start, stop).write(left if in_place else torch.empty_like(block))
+            torch.sub(block, local, out=local)
+            if not in_place:
+                left.copy_(local)
             decoded.mean.rows(start, stop).write(block)

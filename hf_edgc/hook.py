@@ -139,7 +139,7 @@ class EDGCState:
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
         if self.controller.wants_entropies and not bucket.buffer().is_sparse:
             offset = self.controller.step // self.config.entropy_every
-            step.measurement.add(self.parameters.gradients(bucket), offset)
+            step.measurement.add(self.parameters.gradients(bucket), offset, not self._sends_factors)
         compress = self._sends_factors and not bucket.buffer().is_sparse
         future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_edgc.chunk import Chunk, Item
-from hf_edgc.codecs import Decoded, Slot, Whole
+from hf_edgc.codecs import Codec, Decoded, Rounds, Slot, Whole
 from hf_edgc.exchange import Exchange
 from hf_edgc.feedback import ErrorFeedback
 
@@ -118,13 +118,15 @@ class Reduction:
         if coded:
             # A parameter without gradient on this worker takes part: its error may be due, others may use it.
             plain.insert(0, torch.stack([_any(item.grad) for item, _ in coded]).float())
-        encoders = []
         with torch.autocast(items[0].grad.device.type if items else "cpu", enabled=False):
-            for item, codec in coded:
-                matrix = self._matrices[item.name] = reducer.feedback.compensated(item.name, item.grad, self.scale)
-                seed = zlib.crc32(f"{reducer.seed}/{item.name}/{self._step}".encode())
-                encoders.append(codec.encode(matrix, reducer.slots.get(item.name, {}), seed))
+            encoders = (self._encoder(item, codec) for item, codec in coded)
             self._chunks[number] = Chunk(reducer.exchange, [codec for _, codec in coded], encoders, plain, measured)
+
+    def _encoder(self, item: Item, codec: Codec) -> Rounds:
+        reducer = self._reducer
+        matrix = self._matrices[item.name] = reducer.feedback.compensated(item.name, item.grad, self.scale)
+        seed = zlib.crc32(f"{reducer.seed}/{item.name}/{self._step}".encode())
+        return codec.encode(matrix, reducer.slots.get(item.name, {}), seed)
 
     def _withdraw(self) -> None:
         for number, chunk in self._chunks.items():

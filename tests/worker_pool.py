@@ -12,8 +12,8 @@ from datetime import timedelta
 class WorkerPool:
     """``workers`` processes joined in one gloo group on loopback."""
 
-    def __init__(self, workers):
-        """Start the processes; they stay until ``close``."""
+    def __init__(self, workers, collective_timeout_s=30.0):
+        """Start the processes; they stay until ``close``. A collective that takes longer fails."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -22,7 +22,9 @@ class WorkerPool:
         self._pipes, self._processes = [], []
         for index in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, index, workers, port), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, index, workers, port, collective_timeout_s), daemon=True
+            )
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -64,7 +66,7 @@ class WorkerPool:
         self.kill()
 
 
-def _serve(pipe, index, workers, port):
+def _serve(pipe, index, workers, port, timeout_s):
     import torch
     import torch.distributed as dist
 
@@ -86,7 +88,7 @@ def _serve(pipe, index, workers, port):
         init_method=f"tcp://127.0.0.1:{port}",
         rank=index,
         world_size=workers,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=timeout_s),
     )
     while (job := pipe.recv()) is not None:
         function, kwargs = job

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check bench results kill soak faults format clean
+.PHONY: setup run test check browser bench results kill soak faults format clean
 
 setup: $(READY)
 
@@ -35,6 +35,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The run report in a real browser; screenshots at desktop and phone width go to runs/browser.
+browser: setup
+	command -v chromium > /dev/null || (apt-get update && apt-get install -y --no-install-recommends chromium)
+	EDGC_SCREENSHOTS=runs/browser $(BIN)/python -m pytest -n 0 tests/test_browser.py
 
 # Links other than loopback need root, ip and tc (Debian: iproute2). About 30 minutes.
 bench: setup

@@ -8,6 +8,7 @@ from hf_edgc.records import RecordWriter, StepRecord
 from hf_edgc.run_info import RECORD_FILE, RunInfo
 
 LINK = {
+    "round_bytes": [300_000, 200_000], "dense_bytes": 5_000_000,
     "step": 6, "link_mbit_per_s": 93.8, "link_latency_s": 0.002, "link_burst_bytes": 0.0, "hidden_s": 0.01,
     "codec_s": 0.005, "exchange_s": 0.03, "dense_exchange_s": 0.41, "dense_s": 0.4, "compressed_s": 0.03,
     "break_even_mbit_per_s": 900.0, "break_even_rank": 8, "max_rank": None, "matrices": 7, "compressed_matrices": 7,

@@ -66,7 +66,10 @@ def _without_unit(name: str) -> str:
 
 def _with_unit(name: str, value: Any) -> str:
     unit, factor = next((unit for end, unit in UNITS.items() if name.endswith(end)), ("", 1.0))
-    return f"{shown(value * factor)} {unit}" if unit and value is not None else shown(value)
+    if not unit or value is None:
+        return shown(value)
+    values = value if isinstance(value, list | tuple) else [value]
+    return f"{', '.join(shown(each * factor) for each in values)} {unit}"
 
 
 def _results(run: Run) -> dict[str, str]:

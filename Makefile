@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check browser bench results kill soak faults format clean
+.PHONY: setup run test check browser bench results kill soak faults blocks format clean
 
 setup: $(READY)
 
@@ -59,6 +59,9 @@ soak: setup
 
 faults: setup
 	$(BIN)/python tests/faults/table.py --write
+
+blocks: setup
+	$(BIN)/python tests/readme_blocks.py --write
 
 format: setup
 	$(BIN)/ruff format .

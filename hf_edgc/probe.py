@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         UsageError: an option that can't be used, or one worker only.
     """
-    arguments, config = _parse(argv)
+    arguments, config = parse(argv)
     workers = PartialState(cpu=not torch.accelerator.is_available())
     try:
         check_workers(workers.num_processes)
@@ -137,7 +137,12 @@ def print_probe(found: list[tuple[str, str]], costs: CostModel, config: EDGCConf
     )
 
 
-def _parse(argv: Sequence[str]) -> tuple[ModelArguments, EDGCConfig]:
+def parse(argv: Sequence[str]) -> tuple[ModelArguments, EDGCConfig]:
+    """The options of the probe.
+
+    Raises:
+        UsageError: one that is unknown or has a value that is not allowed.
+    """
     kinds: Any = [ModelArguments, EDGCConfig]
     parser = Parser(kinds, usage=USAGE, description=__doc__, allow_abbrev=False)
     try:

@@ -108,7 +108,7 @@ def step_bytes(runs: Sequence[Run]) -> Figure | None:
     for run, color in _coloured(runs):
         steps = run.column("step")
         dense = thinned(steps, run.column("dense_bytes") / 1e6)
-        axes.plot(*dense, "--", color=DENSE_COLOR, linewidth=1, label="dense" if color == COLORS[0] else None)
+        axes.plot(*dense, "--", color=DENSE_COLOR, linewidth=1, label="plain DDP" if color == COLORS[0] else None)
         axes.plot(*thinned(steps, run.column("sent_bytes") / 1e6), color=color, label=run.name)
     _make_log(axes)
     return _finished(figure, axes)
@@ -160,7 +160,12 @@ PICTURES = (
         "What error feedback holds, in gradient norms. Dotted: as the last rank decision predicted it.",
         error,
     ),
-    Picture("hook_time", "Time in the hook", "Dotted: the part spent waiting for the exchange.", hook_time),
+    Picture(
+        "hook_time",
+        "Time in the hook",
+        "Dotted: the part spent waiting for the exchange. A dense step exchanges outside the hook.",
+        hook_time,
+    ),
 )
 
 

@@ -96,7 +96,7 @@ class Case:
         """The same with error feedback; the gradient is overwritten, as in training."""
         matrix = self.feedback.compensated("x", self.grad, 1.0)
         decoded, _ = exchanged(self.codec, matrix, self.slots["feedback"])
-        self.feedback.settle("x", matrix, decoded)
+        self.feedback.keep("x", matrix, decoded.local, decoded.mean)
         self.slots["feedback"] = decoded.slot
 
     def run(self, repeats: int) -> dict[str, Any]:

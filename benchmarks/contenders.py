@@ -18,14 +18,12 @@ from hf_edgc import EDGCConfig, EDGCState, agreement, edgc_hook
 from hf_edgc.codecs import LowRank
 from hf_edgc.controller import Controller
 from hf_edgc.measurement import Measurement
-from hf_edgc.trial import COMPRESSED_STEPS
-from hf_edgc.trial import DENSE_STEPS as TRIAL_DENSE_STEPS
+from hf_edgc.trial import TRIAL_STEPS
 
 HUGE_MB = 100_000
 """As bucket_cap_mb: one bucket. torch's powerSGD_hook pairs its collectives up wrongly on gloo with more."""
 DENSE_STEPS = 2
 """torch refuses to start PowerSGD with error feedback before the buckets are rebuilt, after the first step."""
-TRIAL_STEPS = TRIAL_DENSE_STEPS + COMPRESSED_STEPS
 TOTAL_STEPS = 1000
 """Length of the run that our controller is told: a window is 5 % of it, 50 steps."""
 

@@ -51,6 +51,7 @@ SETUPS: dict[str, Setup] = {
     "dense": Setup({"mode": "none"}),
     **{f"static-{rank}": Setup({"mode": "static", "rank": rank}) for rank in (4, 8, 2, 16)},
     **{f"edgc-{rank}": Setup({}, f"static-{rank}") for rank in (4, 8, 2, 16)},
+    **{f"edgc-{ratio}x": Setup({"target_compression_ratio": float(ratio)}) for ratio in (20, 10, 5, 3)},
     "paper": Setup(PAPER),
     "edgc-4-global": Setup({"allocation": "global"}, "static-4"),
     "edgc-4-flat": Setup({"lr_exponent": 0.0}, "static-4"),
@@ -68,7 +69,8 @@ SETUPS: dict[str, Setup] = {
 """In the order in which they are run: what the headline needs comes first."""
 
 ORDER = [
-    "dense", "static-4", "edgc-4", "static-8", "edgc-8", "static-16", "edgc-16", "static-2", "edgc-2", "paper",
-    "edgc-4-bfloat16", "static-8-bfloat16", "edgc-4-global", "edgc-4-flat", "edgc-4-no-entropy", "edgc-free",
-    "edgc-16-warmup", "edgc-4-no-feedback", "cast16", "finetune-dense", "finetune-static-4", "finetune-edgc-4",
+    "dense", "static-4", "edgc-4", "static-8", "edgc-8", "static-16", "edgc-16", "static-2", "edgc-2", "edgc-20x",
+    "edgc-10x", "edgc-5x", "edgc-3x", "paper", "edgc-4-bfloat16", "static-8-bfloat16", "edgc-4-global", "edgc-4-flat",
+    "edgc-4-no-entropy", "edgc-free", "edgc-16-warmup", "edgc-4-no-feedback", "cast16", "finetune-dense",
+    "finetune-static-4", "finetune-edgc-4",
 ]  # fmt: skip

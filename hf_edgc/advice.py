@@ -66,7 +66,8 @@ class Advisor:
     def _decide(self, controller: Controller, link: Link) -> None:
         model = self._model(link)
         ranks = controller.ranks
-        max_rank = self._max_rank(model)
+        break_even_rank = model.break_even_rank()
+        max_rank = self._max_rank(break_even_rank)
         if max_rank is not None:
             ranks = tuple(min(rank, max_rank) for rank in ranks)
         chosen = model.paying(ranks)
@@ -81,12 +82,12 @@ class Advisor:
             "codec_s": model.codec_s(some),
             "exchange_s": sum(model.rounds_s(some)),
             "round_bytes": list(model.exchanged_bytes(some)),
-            "dense_bytes": self._rest_bytes + sum(self._dense_bytes),
-            "dense_exchange_s": link.seconds(self._rest_bytes + sum(self._dense_bytes)),
+            "dense_bytes": model.gradient_bytes,
+            "dense_exchange_s": link.seconds(model.gradient_bytes),
             "dense_s": model.dense_s(),
             "compressed_s": model.compressed_s(some),
             "break_even_mbit_per_s": model.break_even_bytes_per_s(some) * 8e-6,
-            "break_even_rank": model.break_even_rank(),
+            "break_even_rank": break_even_rank,
             "max_rank": max_rank,
             "matrices": len(chosen),
             "compressed_matrices": sum(rank > 0 for rank in chosen),
@@ -100,21 +101,26 @@ class Advisor:
         busy_s = min(self._busy_s[-2:])[0]
         expected_s = model.codec_s(self._busy_s[-1][1])
         # Backward hides as much as it does on the worker that hides least: minus, since the largest is taken.
-        numbers = slowest(self._exchange, [busy_s / max(expected_s, 1e-9), 1e3 - self._hidden_s], self._device)
-        return model.in_training(slowdown=numbers[0], hidden_s=max(0.0, 1e3 - numbers[1]))
+        slowdown, shown_s = slowest(self._exchange, [busy_s / max(expected_s, 1e-9), -self._hidden_s], self._device)
+        return model.in_training(slowdown=slowdown, hidden_s=-shown_s)
 
-    def _max_rank(self, model: CostModel) -> int | None:
-        """DAC's max_rank, unless it is given; None: as it is.
+    def _max_rank(self, break_even_rank: int) -> int | None:
+        """DAC's max_rank, unless it is given; None: as it is, also where no rank pays and ranks wait for a slower link.
 
         The paper's rule spends up to all that compression saves. Else it is a limit to the default rank, since a faster
         step is what compression is asked for.
         """
-        config, found = self._config, model.break_even_rank()
-        if config.mode != "edgc" or config.max_rank is not None or config.target_compression_ratio is not None:
+        config, found = self._config, break_even_rank
+        if (
+            found == 0
+            or config.mode != "edgc"
+            or config.max_rank is not None
+            or config.target_compression_ratio is not None
+        ):
             return None
         if config.error_model == "paper":
-            return max(found, 1)
-        return min(config.highest_rank, max(found, 1))
+            return found
+        return min(config.highest_rank, found)
 
 
 def describe(report: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hf_edgc.allocation import elements
+from hf_edgc.allocation import capped, elements
 from hf_edgc.config import EDGCConfig
 from hf_edgc.layout import Matrix
 from hf_edgc.options import invalid
@@ -72,8 +72,8 @@ class Budget:
         if not matrices:
             raise invalid("target_compression_ratio", ratio, "none, since this model has no matrix to compress")
         warmup = config.warmup_steps(total_steps)[0]
-        highest = elements(matrices, [min(config.highest_rank, matrix.max_rank) for matrix in matrices])
-        lowest = elements(matrices, [min(config.lowest_rank, matrix.max_rank) for matrix in matrices])
+        highest = elements(matrices, capped(matrices, config.highest_rank))
+        lowest = elements(matrices, capped(matrices, config.lowest_rank))
         least, most = (
             warmup * costs.dense_bytes + (total_steps - warmup) * costs.compressed(count) for count in (lowest, highest)
         )

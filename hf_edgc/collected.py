@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hf_edgc.controller import Plan
 from hf_edgc.measurement import Measurement
 from hf_edgc.reduction import Reduction
 
@@ -14,6 +15,7 @@ class Collected:
     """One step so far; ``sent_bytes`` and ``wait_s`` hold the exchange's counts at its start."""
 
     measurement: Measurement
+    plan: Plan
     sent_bytes: int
     wait_s: float
     start_s: float = 0.0

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from hf_edgc.options import check_type, invalid, option
+from hf_edgc.ranges import check_ranges
 
 DEFAULT_MAX_RANK = 32
 """Rank at which GPT-2 small's 768 x 3072 matrices keep 32 (768 + 3072) / (768 * 3072) = 5.2 % of their entries."""
@@ -158,10 +159,7 @@ class EDGCConfig:
         """Check every value against its type and range."""
         for spec in fields(self):
             check_type(spec.name, getattr(self, spec.name), get_type_hints(EDGCConfig)[spec.name])
-        for name, (low, high, allowed) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise invalid(name, value, allowed)
+        check_ranges(self.to_dict())
         if self.min_rank is not None and self.min_rank > self.highest_rank:
             raise invalid("min_rank", self.min_rank, f"an integer from 1 to max_rank ({self.highest_rank})")
         if self.mode == "edgc" and not self.lowest_rank <= self.start_rank <= self.highest_rank:
@@ -291,24 +289,3 @@ def require_config(config: object) -> EDGCConfig:
     if not isinstance(config, EDGCConfig):
         raise ValueError(f"config={config!r} is not allowed: pass an EDGCConfig, as in EDGCConfig(max_rank=32).")
     return config
-
-
-_INF = math.inf
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "rank": (1, _INF, "an integer of at least 1"),
-    "max_rank": (1, _INF, "an integer of at least 1"),
-    "min_rank": (1, _INF, "an integer of at least 1"),
-    "rank_step": (1, _INF, "an integer of at least 1"),
-    "window_steps": (1, _INF, "an integer of at least 1"),
-    "warmup_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
-    "warmup_max_fraction": (0.0, math.nextafter(1.0, 0.0), "a number from 0 to below 1"),
-    "lr_exponent": (0.0, 10.0, "a number from 0 to 10"),
-    "entropy_exponent": (0.0, 10.0, "a number from 0 to 10"),
-    "target_compression_ratio": (math.nextafter(1.0, 2.0), 1e9, "a number above 1"),
-    "watchdog_error_ratio": (0.0, _INF, "a number of at least 0"),
-    "watchdog_grad_growth": (0.0, _INF, "a number of at least 0"),
-    "entropy_every": (1, _INF, "an integer of at least 1"),
-    "entropy_fraction": (math.nextafter(0.0, 1.0), 1.0, "a number above 0 and at most 1"),
-    "min_compression_ratio": (1.0, 1e9, "a number of at least 1"),
-    "compression_seed": (0, 2**63 - 1, "an integer from 0 to 2^63 - 1"),
-}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hf_edgc.allocation import capped
 from hf_edgc.layout import Matrix
 
 
@@ -66,9 +67,14 @@ class CostModel:
         """The same, with what real steps have shown."""
         return replace(self, slowdown=slowdown, hidden_s=hidden_s)
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients."""
+        return self.rest_bytes + sum(self.dense_bytes)
+
     def dense_s(self) -> float:
         """Time that a dense step waits: what of one all-reduce of everything backward does not hide."""
-        return max(self.link.latency_s, self.link.seconds(self.rest_bytes + sum(self.dense_bytes)) - self.hidden_s)
+        return max(self.link.latency_s, self.link.seconds(self.gradient_bytes) - self.hidden_s)
 
     def compressed_s(self, ranks: Sequence[int]) -> float:
         """Time that a step waits at ``ranks`` (0: dense): codec and both rounds, less what backward hides of the first.
@@ -108,7 +114,7 @@ class CostModel:
 
     def at_rank(self, rank: int) -> tuple[int, ...]:
         """``rank`` for each matrix, or as much of it as the matrix can have."""
-        return tuple(min(rank, matrix.max_rank) for matrix in self.matrices)
+        return tuple(capped(self.matrices, rank))
 
     def break_even_rank(self) -> int:
         """Largest rank at which compressing every matrix takes no longer than dense (DAC's max_rank); 0: none."""

@@ -47,13 +47,21 @@ def measure(tensors: Sequence[Tensor], estimator: str, fraction: float, offset: 
     Raises:
         ValueError: The estimator is unknown, or the fraction is outside (0, 1].
     """
+    _check_limits(fraction, MAX_SAMPLES)
+    return of_samples([sample(tensor, fraction, offset=offset) for tensor in tensors], estimator)
+
+
+def of_samples(samples: Sequence[Tensor], estimator: str) -> Tensor:
+    """`measure` for samples that were taken already, each (samples,) float32.
+
+    Raises:
+        ValueError: The estimator is unknown.
+    """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator is {estimator!r}; it must be one of {sorted(ESTIMATORS)}")
-    _check_limits(fraction, MAX_SAMPLES)
-    if not tensors:
-        return torch.empty(0, dtype=torch.float32)
     estimate = ESTIMATORS[estimator]
-    return torch.stack([estimate(sample(t, fraction, offset=offset)) for t in tensors])
+    values = [estimate(entries) for entries in samples]
+    return torch.stack(values) if values else torch.empty(0, dtype=torch.float32)
 
 
 def sample(tensor: Tensor, fraction: float, max_samples: int = MAX_SAMPLES, offset: int = 0) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -82,10 +82,8 @@ class Pending:
 
     exchange: Exchange
     shapes: Sequence[torch.Size]
-
-    def __post_init__(self) -> None:
-        """Start without any collective; ``Exchange.start`` adds them: work, flat buffer, what it holds."""
-        self.parts: list[tuple[dist.Work, Tensor, list[int]]] = []
+    parts: list[tuple[dist.Work, Tensor, list[int]]] = field(default_factory=list)
+    """The collectives: work, flat buffer, and which of the tensors it holds."""
 
     def wait(self) -> list[Tensor]:
         """The means, in the order and the shapes of what was sent; views of the flat buffers.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_edgc.codecs import Approximation, Decoded, Whole
+from hf_edgc.codecs import Approximation, Whole
 
 BLOCK_ELEMENTS = 2**17
 """Two float32 blocks of this size, of the gradient and of the error, are 1 MiB: they fit a core's second cache."""
@@ -49,30 +49,18 @@ class ErrorFeedback:
             if scale != 1.0:
                 grad.mul_(scale)
 
-    def keep(self, name: str, matrix: Tensor, local: Approximation) -> None:
-        """Remember ``matrix - local`` (rows, cols), what was not sent of ``matrix``."""
-        if not self.enabled:
-            return
-        if isinstance(local, Whole) and local.matrix is matrix:  # nothing was left
-            self.errors.pop(name, None)
-            return
-        left = local.write(torch.empty_like(matrix))
-        torch.sub(matrix, left, out=left)
-        error = self.errors.get(name)
-        if error is None:
-            self.errors[name] = left.to(self.device or left.device, self.dtype)
-        else:
-            error.copy_(left)
-
-    def settle(self, name: str, matrix: Tensor, decoded: Decoded) -> None:
-        """``keep`` the error of ``matrix`` (rows, cols) and overwrite ``matrix`` with the decoded mean.
+    def keep(self, name: str, matrix: Tensor, local: Approximation, mean: Approximation | None = None) -> None:
+        """Remember ``matrix - local`` (rows, cols), what was not sent; then overwrite ``matrix`` with ``mean``, if any.
 
         By blocks of rows that stay in the cache of a core, since all this takes its time from memory; so no other
         memory of the size of the matrix is needed, whatever the type of the error.
         """
-        if not self.enabled or isinstance(decoded.local, Whole):
-            self.keep(name, matrix, decoded.local)
-            decoded.mean.write(matrix)
+        nothing_left = isinstance(local, Whole) and local.matrix is matrix
+        if nothing_left:
+            self.errors.pop(name, None)
+        if nothing_left or not self.enabled:
+            if mean is not None:
+                mean.write(matrix)
             return
         if name not in self.errors:
             self.errors[name] = torch.empty(matrix.shape, dtype=self.dtype, device=self.device or matrix.device)
@@ -83,8 +71,9 @@ class ErrorFeedback:
         for start in range(0, count, step):
             stop = min(count, start + step)
             block, left = matrix[start:stop], error[start:stop]
-            local = decoded.local.rows(start, stop).write(left if in_place else torch.empty_like(block))
-            torch.sub(block, local, out=local)
+            sent = local.rows(start, stop).write(left if in_place else torch.empty_like(block))
+            torch.sub(block, sent, out=sent)
             if not in_place:
-                left.copy_(local)
-            decoded.mean.rows(start, stop).write(block)
+                left.copy_(sent)
+            if mean is not None:
+                mean.rows(start, stop).write(block)

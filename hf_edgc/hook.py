@@ -1,7 +1,7 @@
 """EDGCState and edgc_hook: DDP's communication hook, named and used as torch names its own pairs."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -134,14 +134,16 @@ class EDGCState:
             self.config.check_run_length(self._total_steps)  # Trainer tells the length after the wrapping
             if self._advisor is not None:
                 self._advisor.before_step(self.controller)
+                self._collected.plan = self.controller.plan
             self._collected.start_s = start = time.perf_counter()
         step = self._collected
         step.dense_bytes += bucket.buffer().numel() * bucket.buffer().element_size()
-        if self.controller.wants_entropies and not bucket.buffer().is_sparse:
-            offset = self.controller.step // self.config.entropy_every
-            step.measurement.add(self.parameters.gradients(bucket), offset, not self._sends_factors)
-        compress = self._sends_factors and not bucket.buffer().is_sparse
-        future = self._collect(bucket) if compress else self.exchange.mean_later(bucket.buffer())
+        sparse = bucket.buffer().is_sparse
+        measure, compress = self.controller.wants_entropies and not sparse, self._sends_factors and not sparse
+        gradients = self.parameters.gradients(bucket) if measure or compress else []
+        if measure:
+            step.measurement.add(gradients, self.controller.step // self.config.entropy_every, exact_norms=not compress)
+        future = self._collect(bucket, gradients) if compress else self.exchange.mean_later(bucket.buffer())
         if bucket.is_last():
             device = bucket.buffer().device
             reduction = step.reduction
@@ -155,15 +157,15 @@ class EDGCState:
     @property
     def _sends_factors(self) -> bool:
         """Whether this step is a compressed one; errors left by the last one make a dense plan one, too."""
-        return self.controller.plan.compress or (
+        return self._collected.plan.compress or (
             self.controller.phase == "compress" and bool(self.reducer.feedback.errors)
         )
 
-    def _collect(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def _collect(self, bucket: GradBucket, gradients: Sequence[tuple[str, Tensor]]) -> torch.futures.Future[Tensor]:
         step = self._collected
         if step.reduction is None:
             step.reduction = Reduction(self.reducer, self.loss_scale(), self.controller.step)
-        for name, grad in self.parameters.gradients(bucket):
+        for name, grad in gradients:
             codec = self._codec(name)
             if codec is not None and grad.dim() != 2:
                 matrix = self.layout.matrices[self._matrix_index[name]]
@@ -176,7 +178,7 @@ class EDGCState:
 
     def _codec(self, name: str) -> Codec | None:
         index = self._matrix_index.get(name)
-        rank = 0 if index is None else self.controller.plan.ranks[index]
+        rank = 0 if index is None else self._collected.plan.ranks[index]
         if rank > 0:
             return LowRank(rank, getattr(torch, self.config.factor_dtype), self.exchange.workers)
         # What compression has left of a matrix that is now sent whole goes along.
@@ -262,7 +264,8 @@ class EDGCState:
                 self.on_record = None
 
     def _empty(self) -> Collected:
-        return Collected(Measurement(self.config, self._matrix_index), self.exchange.sent_bytes, self.exchange.wait_s)
+        measurement = Measurement(self.config, self._matrix_index)
+        return Collected(measurement, self.controller.plan, self.exchange.sent_bytes, self.exchange.wait_s)
 
     def _agree(self, total_steps: int | None) -> None:
         """Compare release, config, model and run length over the workers: a difference must not become a hang."""

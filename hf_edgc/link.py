@@ -101,7 +101,7 @@ def _codec_s(rows: int, cols: int, codec: LowRank, device: torch.device) -> floa
             while True:
                 message = encoder.send([tensor.clone() for tensor in message])
         except StopIteration as stop:
-            feedback.settle("", matrix, stop.value)
+            feedback.keep("", matrix, stop.value.local, stop.value.mean)
             slot = stop.value.slot
         _synchronize(device)
         times.append(time.perf_counter() - start)

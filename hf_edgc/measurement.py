@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_edgc.config import EDGCConfig
-from hf_edgc.entropy import ESTIMATORS, MAX_SAMPLES, sample
+from hf_edgc.entropy import MAX_SAMPLES, of_samples, sample
 from hf_edgc.measured import Measured
 
 
@@ -30,9 +30,8 @@ class Measurement:
         """
         fraction = self.config.entropy_fraction
         samples = {name: sample(grad, fraction, offset=offset) for name, grad in gradients if name in self.indices}
-        estimate = ESTIMATORS[self.config.entropy_estimator]
         if samples:
-            values = torch.stack([estimate(entries) for entries in samples.values()])
+            values = of_samples(list(samples.values()), self.config.entropy_estimator)
             self._entropies.append(([self.indices[name] for name in samples], values))
         for name, grad in gradients:
             self._norms[name] = _norm(grad, None if exact_norms else samples.get(name))

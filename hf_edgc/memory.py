@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_edgc.agreement import SIZE
+from hf_edgc.allocation import capped
 from hf_edgc.codecs import LowRank
 from hf_edgc.hook import EDGCState
 
@@ -38,7 +39,7 @@ def expected_memory(state: EDGCState) -> MemoryUse:
     config, layout = state.config, state.layout
     dtype = getattr(torch, config.factor_dtype)
     top = config.start_rank if config.mode == "static" else config.highest_rank
-    ranked = [(matrix, min(top, matrix.max_rank)) for matrix in layout.matrices]
+    ranked = list(zip(layout.matrices, capped(layout.matrices, top), strict=True))
     factor_bytes = sum(LowRank(rank, dtype).wire_bytes(matrix.rows, matrix.cols, 4) for matrix, rank in ranked)
     # The fingerprint, a flag for each matrix, in mode edgc its entropy and two norms, and three more numbers.
     numbers = SIZE + (4 * len(ranked) + 3 if config.mode == "edgc" else len(ranked))

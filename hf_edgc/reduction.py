@@ -153,7 +153,7 @@ class Reduction:
         feedback, scale = self._reducer.feedback, self.scale
         self._reducer.slots[item.name] = decoded.slot
         if matrix is item.grad and scale == 1.0:
-            feedback.settle(item.name, matrix, decoded)
+            feedback.keep(item.name, matrix, decoded.local, decoded.mean)
             return
         # The gradient's type may round or overflow where the decoded mean does not; what it can't hold is kept.
         limits = torch.finfo(item.grad.dtype)

@@ -11,6 +11,8 @@ DENSE_STEPS, COMPRESSED_STEPS = 2, 3
 """Of a trial. Dense: DDP rebuilds its buckets after the first step, the second shows how long backward goes on. Then
 compressed: the first one allocates the errors, the others show what the codec takes in a real step."""
 
+TRIAL_STEPS = DENSE_STEPS + COMPRESSED_STEPS
+
 WINDOWS_BETWEEN, STEPS_BETWEEN = 5, 200
 """From one trial to the next: so many windows, but at least so many steps, so that trials take little of the run."""
 
@@ -22,7 +24,7 @@ def stage(config: EDGCConfig, progress: Progress) -> Stage:
         return "off"
     if position < DENSE_STEPS:
         return "dense"
-    return "compressed" if position < DENSE_STEPS + COMPRESSED_STEPS else "over"
+    return "compressed" if position < TRIAL_STEPS else "over"
 
 
 def masked(config: EDGCConfig, progress: Progress) -> tuple[int, ...]:

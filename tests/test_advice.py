@@ -7,10 +7,9 @@ from ddp_jobs import GradientModel, average, edgc_ddp, gradients_for, listening,
 
 from hf_edgc import EDGCConfig
 from hf_edgc.cost import CodecCost, Link
-from hf_edgc.trial import COMPRESSED_STEPS, DENSE_STEPS
+from hf_edgc.trial import COMPRESSED_STEPS, DENSE_STEPS, TRIAL_STEPS
 
 SHAPES = {"a": (64, 48), "b": (80, 40), "bias": (48,)}
-TRIAL = DENSE_STEPS + COMPRESSED_STEPS
 
 
 def trained(bytes_per_s, steps, options=None):
@@ -45,12 +44,13 @@ def trained(bytes_per_s, steps, options=None):
 
 @pytest.mark.parametrize("bytes_per_s, pays", [(1e6, True), (1e12, False)])
 def test_a_slow_link_is_compressed_and_a_fast_one_is_not(run_workers, bytes_per_s, pays):
-    results = run_workers(trained, bytes_per_s=bytes_per_s, steps=TRIAL + 3)
+    results = run_workers(trained, bytes_per_s=bytes_per_s, steps=TRIAL_STEPS + 3)
     dense_bytes = 4 * (64 * 48 + 80 * 40 + 48)
     for records, lost, report, _, errors in results:
-        assert [compressed for compressed, _, _ in records[:TRIAL]] == [False] * DENSE_STEPS + [True] * COMPRESSED_STEPS
+        in_trial = [compressed for compressed, _, _ in records[:TRIAL_STEPS]]
+        assert in_trial == [False] * DENSE_STEPS + [True] * COMPRESSED_STEPS
         assert lost < 1e-5, "what is left of compressed steps is sent with the first dense one"
-        for _, ranks, sent in records[TRIAL + 1 :]:
+        for _, ranks, sent in records[TRIAL_STEPS + 1 :]:
             assert ranks == ((4, 4) if pays else (0, 0))
             assert (sent < dense_bytes / 2) if pays else (sent == dense_bytes)
         assert errors == (2 if pays else 0)
@@ -71,15 +71,24 @@ def test_the_paper_takes_max_rank_from_the_break_even(run_workers):
         "allocation": "global",
         "min_compression_ratio": 1.0,
     }
-    for _, _, report, _, _ in run_workers(trained, bytes_per_s=1e6, steps=TRIAL + 1, options=options):
+    for _, _, report, _, _ in run_workers(trained, bytes_per_s=1e6, steps=TRIAL_STEPS + 1, options=options):
         # A step's bytes at rank r against dense ones, at 1 MB/s: 232 r + ... elements; the codec takes 20 us more.
         assert report["max_rank"] == report["break_even_rank"] > 4
         assert EDGCConfig().rank_range(report["max_rank"]) == (report["max_rank"] // 4, report["max_rank"])
 
 
+def test_ranks_stay_where_no_rank_pays(run_workers):
+    """They are tried again in the next trial, when the link may be slower."""
+    for _, _, report, _, _ in run_workers(
+        trained, bytes_per_s=1e12, steps=TRIAL_STEPS + 1, options={"mode": "edgc", "rank": None}
+    ):
+        assert report["break_even_rank"] == 0 and report["compressed_matrices"] == 0
+        assert report["max_rank"] is None
+
+
 def measured_report():
     with edgc_ddp(GradientModel(SHAPES), EDGCConfig(codec="auto"), total_steps=1000) as (ddp, state):
-        for step in range(TRIAL + 1):
+        for step in range(TRIAL_STEPS + 1):
             synchronized(ddp, gradients_for(SHAPES, step))
         return state.link_report
 

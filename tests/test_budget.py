@@ -120,7 +120,7 @@ def test_the_predicted_error_is_within_20_percent_rms_of_the_measured_one():
     for schedule in ("cosine", "steps", "constant"):
         controller = Controller(EDGCConfig(target_compression_ratio=12.0, entropy_every=5), GPT2, 600, COSTS)
         _, pairs, sizes = drive(controller, Training(), SCHEDULES[schedule], 0, 600, 600)
-        assert len(pairs) > 100 and len(set(sizes)) > 5, "the ranks did change"
+        assert len(pairs) > 100 and len(set(sizes)) > 3, "the ranks did change"
         logs = [math.log(predicted / norm) for predicted, norm in pairs]
         assert math.sqrt(sum(log * log for log in logs) / len(logs)) < 0.2
 
@@ -133,13 +133,14 @@ def test_free_mode_keeps_the_bytes_of_the_rule_and_gives_them_to_those_that_gain
     assert controller.rank == 8 and controller.plan.rank == pytest.approx(8, abs=0.1)
     assert elements(GPT2, ranks) <= elements(GPT2, [8] * len(GPT2))
 
-    def error(ranks):
+    def delay(ranks):
         others = Training(noise=0.0)
         for _ in range(300):
-            _, errors = others.step(ranks)
-        return math.hypot(*errors)
+            grads, errors = others.step(ranks)
+        rows = zip(GPT2, grads, errors, strict=True)
+        return sum(matrix.dense_elements * (error / grad) ** 2 for matrix, grad, error in rows)
 
-    assert error(ranks) < 0.9 * error([8] * len(GPT2)), "at no more bytes"
+    assert delay(ranks) < 0.9 * delay([8] * len(GPT2)), "at no more bytes"
 
 
 def test_ranks_move_by_at_most_rank_step_in_free_mode():

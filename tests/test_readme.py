@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import venv
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 import torch
 from cli_helpers import TOY_MODEL, results
 from ddp_jobs import tiny_gpt2
-from readme_blocks import BLOCKS, ROOT, with_blocks
+from readme_blocks import ADDRESSED, GENERATED, ROOT, address, made_anew
 from report_runs import write_run
 
 from hf_edgc.cli import main
@@ -181,6 +182,14 @@ def setting(words, tmp_path):
     assert re.fullmatch(r"\w+=.+", words[1])
 
 
+def activate(words, tmp_path):
+    """The script that `make setup` has python make, in an environment of this Python."""
+    assert f"VENV := {words[1].split('/')[0]}" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    venv.create(tmp_path / ".venv", symlinks=True)
+    told = call(["bash", "-c", f"{shlex.join(words)} && command -v python"], tmp_path)
+    assert told.strip() == str(tmp_path / ".venv" / "bin" / "python")
+
+
 COMMANDS = {
     "make": make,
     "hf-edgc report": report,
@@ -190,6 +199,7 @@ COMMANDS = {
     "accelerate launch": script,
     "srun": slurm,
     "export": setting,
+    "source": activate,
 }
 
 
@@ -236,10 +246,17 @@ def test_the_table_in_readme_is_the_script_s():
     assert re.findall(r"^│ (\w[\w ]*?) +│", shown, re.MULTILINE) == names
 
 
-@pytest.mark.parametrize("file", sorted({file for file, _ in BLOCKS}))
+@pytest.mark.parametrize("file", GENERATED)
 def test_generated_parts_are_as_their_sources_say(file):
-    text = (ROOT / file).read_text(encoding="utf-8")
-    assert text == with_blocks(file, text), "run `make blocks`"
+    assert (ROOT / file).read_text(encoding="utf-8") == made_anew(file), "run `make blocks`"
+
+
+@pytest.mark.parametrize("file", ADDRESSED)
+def test_the_project_has_one_address(file):
+    """A badge and a cell that clones in each notebook, one line in CITATION.cff."""
+    found = re.findall(r"github(?:\.com)?/([\w.-]+/[\w.-]+)", (ROOT / file).read_text(encoding="utf-8"))
+    assert len(found) == (2 if file.endswith(".ipynb") else 1)
+    assert {f"https://github.com/{name}" for name in found} == {address()}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

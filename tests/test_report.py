@@ -102,7 +102,7 @@ def test_series_are_what_the_records_say(tmp_path):
     steps, ratios = error_over_gradient(run, "error_norm")
     assert steps.tolist() == [0, 10, 20, 30] and ratios.tolist() == [0.5, 5.5, 10.5, 15.5]
     labels, table, span = rank_groups(run)
-    assert labels == ["wte.weight", "h.*.attn.c_attn.weight (3)", "h.*.mlp.c_fc.weight (3)"]
+    assert labels == ["wte", "h.*.attn.c_attn (3)", "h.*.mlp.c_fc (3)"]  # all names end in .weight
     # Ranks are 1 to 7 in the order of NAMES: wte, then attn and mlp by turns.
     assert table.shape == (3, 40) and table[:, 0].tolist() == [1, 4, 5] and span == (0, 39)
     assert len(NAMES) == 7
@@ -144,6 +144,13 @@ def test_records_under_another_name_are_found(tmp_path):
     (folder / "edgc_steps.jsonl").rename(folder / "mine.jsonl")
     path = write_report([folder / "mine.jsonl"])
     assert path == folder / "edgc_report.html" and "step_bytes" in Page(path).pictures
+
+
+def test_every_fact_of_the_link_has_a_row(tmp_path):
+    runs = read_runs([write_run(tmp_path / "auto", link=LINK), write_run(tmp_path / "other")])
+    rows = dict(link(runs))
+    assert len(rows) == len(LINK) and all(values[1] == "-" for values in rows.values())
+    assert rows["compressed, a step waits"][0] == "30 ms" and rows["max_rank set by it"][0] == "none"
 
 
 def test_bytes_of_a_run_without_link_or_info(tmp_path):

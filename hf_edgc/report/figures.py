@@ -14,9 +14,9 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from hf_edgc.report.run import Run
 from hf_edgc.report.series import error_over_gradient, rank_groups, saved_bytes, thinned, window_means
 
-SIZE_INCHES = (6.0, 3.4)
-DOTS_PER_INCH = 160
-"""960 x 544 pixels: sharp at 600 CSS pixels on a fine screen, and 11 points are still read at a phone's 350."""
+SIZE_INCHES = (5.0, 3.0)
+DOTS_PER_INCH = 192
+"""960 x 576 pixels: sharp at 600 CSS pixels on a fine screen; 10 points are 10 CSS pixels at a phone's 358."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers tell apart."""
@@ -86,14 +86,14 @@ def rank_map(runs: Sequence[Run]) -> Figure | None:
     tables = [each for each in tables if each[1]]
     if not tables:
         return None
-    heights = [0.9 + 0.24 * len(labels) for _, labels, _, _ in tables]
+    heights = [0.9 + 0.22 * len(labels) for _, labels, _, _ in tables]
     figure = Figure(figsize=(SIZE_INCHES[0], sum(heights)), dpi=DOTS_PER_INCH, layout="constrained")
     panels = figure.subplots(len(tables), 1, squeeze=False, height_ratios=heights)[:, 0]
     highest = max(float(table.max()) for _, _, table, _ in tables)
     for axes, (run, labels, table, (first, last)) in zip(panels, tables, strict=True):
         extent = (first - 0.5, last + 0.5, len(labels) - 0.5, -0.5)
         image = axes.imshow(table, aspect="auto", interpolation="nearest", vmin=0, vmax=highest, extent=extent)
-        axes.set_yticks(range(len(labels)), [_short(label) for label in labels], fontsize=7)
+        axes.set_yticks(range(len(labels)), [_short(label) for label in labels], fontsize=8)
         axes.set_xlabel("optimizer step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         if len(tables) > 1:
@@ -206,5 +206,5 @@ class _PlainNumbers(LogFormatter):
         return f"{x:g}" if super().__call__(x, pos) else ""
 
 
-def _short(label: str, most: int = 34) -> str:
+def _short(label: str, most: int = 30) -> str:
     return label if len(label) <= most else "..." + label[3 - most :]

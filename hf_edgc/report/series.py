@@ -1,6 +1,7 @@
 """From records to what is drawn. Pure functions over arrays."""
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -58,8 +59,8 @@ def rank_groups(run: Run, columns: int = MOST_POINTS) -> tuple[list[str], Floats
     """Mean rank of each group of matrices, those whose names differ in numbers only.
 
     Returns:
-        Names of the groups with the number of matrices; ranks (groups, at most ``columns``) over time; first and
-        last step. No groups where names or ranks are not known.
+        Names of the groups, without what all of them begin or end with, and the number of matrices; ranks (groups, at
+        most ``columns``) over time; first and last step. No groups where names or ranks are not known.
     """
     ranks = run.ranks()
     names = [matrix["name"] for matrix in run.info.matrices] if run.info is not None else []
@@ -72,5 +73,16 @@ def rank_groups(run: Run, columns: int = MOST_POINTS) -> tuple[list[str], Floats
     steps = run.column("step")
     edges = np.linspace(0, len(steps), min(columns, len(steps)) + 1).astype(int)
     table = np.add.reduceat(table, edges[:-1], axis=1) / np.diff(edges)
-    labels = [f"{name} ({len(members)})" if len(members) > 1 else name for name, members in groups.items()]
+    counts = [len(members) for members in groups.values()]
+    labels = [f"{name} ({count})" if count > 1 else name for name, count in zip(_brief(groups), counts, strict=True)]
     return labels, table, (steps[0], steps[-1])
+
+
+def _brief(names: Iterable[str]) -> list[str]:
+    """Names, in parts between dots, without the first and last parts that all of them share."""
+    parts = [name.split(".") for name in names]
+    while min(map(len, parts)) > 1 and len({each[0] for each in parts}) == 1:
+        parts = [each[1:] for each in parts]
+    while min(map(len, parts)) > 1 and len({each[-1] for each in parts}) == 1:
+        parts = [each[:-1] for each in parts]
+    return [".".join(each) for each in parts]

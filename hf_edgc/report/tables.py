@@ -22,8 +22,11 @@ def results(runs: Sequence[Run]) -> Rows:
 def link(runs: Sequence[Run]) -> Rows:
     """What was measured of the link and decided by it; no rows if no run did."""
     columns = [dict(run.info.link or {}) if run.info is not None else {} for run in runs]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    return [(_without_unit(name), [_with_unit(name, column.get(name)) for column in columns]) for name in names]
+    return [
+        (title, [_with_unit(column[key], unit, factor) if key in column else MISSING for column in columns])
+        for key, (title, unit, factor) in LINK.items()
+        if any(key in column for column in columns)
+    ]
 
 
 def configuration(runs: Sequence[Run]) -> list[tuple[str, list[str], bool]]:
@@ -56,20 +59,37 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-UNITS = {"_mbit_per_s": ("Mbit/s", 1.0), "_bytes": ("MB", 1e-6), "_s": ("ms", 1e3)}
-"""What the end of a name says of its value, and the unit and factor in which a reader wants it."""
+LINK = {
+    "step": ("decided before step", "", 1.0),
+    "link_mbit_per_s": ("link", "Mbit/s", 1.0),
+    "link_latency_s": ("link, latency", "ms", 1e3),
+    "link_burst_bytes": ("link, passes at once after a pause", "MB", 1e-6),
+    "hidden_s": ("backward after its first gradients", "ms", 1e3),
+    "dense_bytes": ("dense, sent in a step", "MB", 1e-6),
+    "dense_exchange_s": ("dense, exchange by itself", "ms", 1e3),
+    "dense_s": ("dense, a step waits", "ms", 1e3),
+    "round_bytes": ("compressed, sent in a step's rounds", "MB", 1e-6),
+    "exchange_s": ("compressed, exchange by itself", "ms", 1e3),
+    "codec_s": ("compressed, computing", "ms", 1e3),
+    "compressed_s": ("compressed, a step waits", "ms", 1e3),
+    "break_even_mbit_per_s": ("compression pays below", "Mbit/s", 1.0),
+    "break_even_rank": ("largest rank that pays", "", 1.0),
+    "max_rank": ("max_rank set by it", "", 1.0),
+    "matrices": ("matrices to choose from", "", 1.0),
+    "compressed_matrices": ("of them compressed", "", 1.0),
+}
+"""What ``EDGCState.link_report`` holds, in a reader's order: title, unit, factor to it."""
 
 
-def _without_unit(name: str) -> str:
-    return name.removesuffix(next((end for end in UNITS if name.endswith(end)), "")).replace("_", " ")
-
-
-def _with_unit(name: str, value: Any) -> str:
-    unit, factor = next((unit for end, unit in UNITS.items() if name.endswith(end)), ("", 1.0))
+def _with_unit(value: Any, unit: str, factor: float) -> str:
     if not unit or value is None:
         return shown(value)
     values = value if isinstance(value, list | tuple) else [value]
     return f"{', '.join(shown(each * factor) for each in values)} {unit}"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e6:.3g} MB"
 
 
 def _results(run: Run) -> dict[str, str]:
@@ -87,8 +107,8 @@ def _results(run: Run) -> dict[str, str]:
             "synchronized steps": shown(len(run.records)),
             "of them compressed": shown(sum(bool(record["compressed"]) for record in run.records)),
             "of them with an overflow": shown(sum(not record["finite"] for record in run.records)),
-            "sent by a worker": f"{sent / 1e6:,.1f} MB",
-            "dense": f"{dense / 1e6:,.1f} MB",
+            "sent by a worker": _megabytes(sent),
+            "dense": _megabytes(dense),
             "compression ratio": f"{dense / sent:.2f}" if sent else MISSING,
             "in the hook": f"{run.column('hook_s').sum():,.1f} s",
             "of it waiting": f"{run.column('wait_s').sum():,.1f} s",

@@ -1,5 +1,6 @@
 """README.md and docs/: every fenced block runs or is parsed, links lead somewhere, generated parts are current."""
 
+import contextlib
 import functools
 import os
 import re
@@ -17,8 +18,10 @@ from cli_helpers import TOY_MODEL, results
 from ddp_jobs import tiny_gpt2
 from readme_blocks import ADDRESSED, GENERATED, ROOT, address, made_anew
 from report_runs import write_run
+from test_commands import save_after_steps
 
 from hf_edgc.cli import main
+from hf_edgc.probe import parse as parse_probe
 
 DOCUMENTS = ["README.md", "docs/trouble.md", "docs/multi_node.md", "docs/options.md", "notebooks/README.md"]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -131,28 +134,25 @@ def make(words, tmp_path):
 
 
 def report(words, tmp_path):
-    runs = [str(write_run(tmp_path / Path(word).name)) for word in words[2:]]
-    assert main([words[1], *runs]) == 0
-    assert list(Path(runs[0]).glob("*.html"))
+    for word in words[2:]:
+        write_run(tmp_path / word)
+    with contextlib.chdir(tmp_path):
+        assert main(words[1:]) == 0
+        assert list(Path(words[2]).glob("*.html"))
 
 
 def inspect(words, tmp_path):
-    """Its parser only: tests/test_commands.py runs it on real state."""
-    assert main(["inspect", str(tmp_path)]) == 2
+    """Runs below, on state of two workers."""
+    assert words == INSPECT
 
 
 def probe(words, tmp_path):
-    """At toy size, on as many workers as it says; the model's own options are parsed by the probe's parser."""
-    from hf_edgc.probe import parse
-
-    options = words[words.index("probe") + 1 :]
-    parse(options)
+    """As it stands, where it starts all workers; else its options are parsed."""
     if words[0] == "torchrun":
-        launcher = [sys.executable, "-m", "torch.distributed.run", *words[1 : words.index("probe") + 1]]
-        toy = ["--config_overrides", TOY_MODEL, "--max_rank", "4", "--min_compression_ratio", "1"]
-        assert "EDGC probe" in call([*launcher, *toy])
+        assert "break-even" in call([sys.executable, "-m", "torch.distributed.run", *words[1:]])
     else:
         launch_options(words)
+        parse_probe(words[words.index("probe") + 1 :])
 
 
 def script(words, tmp_path):
@@ -190,6 +190,8 @@ def activate(words, tmp_path):
     assert told.strip() == str(tmp_path / ".venv" / "bin" / "python")
 
 
+INSPECT = ["hf-edgc", "inspect", "out/checkpoint-500"]
+
 COMMANDS = {
     "make": make,
     "hf-edgc report": report,
@@ -204,13 +206,13 @@ COMMANDS = {
 
 
 def commands():
-    """(document, words) of every command in a bash block, a continued line being one."""
-    found = []
+    """(document, words) of every command in a bash block, a continued line being one; what two blocks say, once."""
+    found = {}
     for document, language, text in fences():
         if language == "bash":
             lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines()]
-            found += [(document, words) for words in lines if words]
-    return found
+            found |= {tuple(words): document for words in lines if words}
+    return [(document, list(words)) for words, document in found.items()]
 
 
 @pytest.mark.timeout(250)
@@ -220,6 +222,13 @@ def test_commands(document, words, tmp_path):
     handlers = [handler for start, handler in COMMANDS.items() if line.startswith(start)]
     assert handlers, f"{document}: no entry in COMMANDS for {line}"
     handlers[0](words, tmp_path)
+
+
+def test_inspect(run_workers, tmp_path, monkeypatch, capsys):
+    run_workers(save_after_steps, folder=str(tmp_path / INSPECT[2]))
+    monkeypatch.chdir(tmp_path)
+    assert main(INSPECT[1:]) == 0
+    assert "phase compress" in capsys.readouterr().out
 
 
 # --- That nothing is left out

@@ -51,7 +51,8 @@ def inspect_checkpoint(folder: Path) -> list[SavedState]:
     """
     files = sorted(folder.glob(f"edgc_*{SHARED}"))
     if not files:
-        what = "holds no EDGC state (no edgc_*_shared.safetensors)" if folder.is_dir() else "does not exist"
+        kind = "does not exist" if not folder.exists() else "is no folder"
+        what = "holds no EDGC state (no edgc_*_shared.safetensors)" if folder.is_dir() else kind
         raise UsageError(f"{folder} {what}: give a checkpoint-N folder of Trainer's, or one that save_state wrote.")
     try:
         return [_saved_state(file) for file in files]

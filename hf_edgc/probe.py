@@ -20,7 +20,7 @@ from hf_edgc.exchange import Exchange
 from hf_edgc.layout import Layout, build_layout
 from hf_edgc.link import measure_codec, measure_link
 
-USAGE = "torchrun --nproc_per_node 2 -m hf_edgc probe [--model_name_or_path NAME] [--option value ...]"
+USAGE = "torchrun --standalone --nproc_per_node 2 -m hf_edgc probe [--model_name_or_path NAME] [--option value ...]"
 
 
 def main(argv: Sequence[str]) -> None:

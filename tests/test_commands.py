@@ -75,6 +75,12 @@ def test_inspect_names_what_is_wrong(run_workers, tmp_path, capsys, damage, mess
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_inspect_of_a_file_says_that_it_is_one(tmp_path, capsys):
+    (tmp_path / "model.safetensors").touch()
+    assert main(["inspect", str(tmp_path / "model.safetensors")]) == 2
+    assert "is no folder" in " ".join(capsys.readouterr().err.split())
+
+
 def test_report_prints_where_the_page_is(tmp_path, capsys):
     folders = [str(write_run(tmp_path / name)) for name in ("a", "b")]
     assert main(["report", *folders, "--output_dir", str(tmp_path / "out")]) == 0

@@ -51,7 +51,7 @@ def test_a_model_is_built_without_weights():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Start the probe on all workers: torchrun --nproc_per_node 2 -m hf_edgc probe"),
+        ([], "Start the probe on all workers: torchrun --standalone --nproc_per_node 2"),
         (["--max_ranks", "3"], "unknown argument --max_ranks"),
         (["--max_rank", "0"], "max_rank=0 is not allowed"),
     ],

@@ -125,10 +125,10 @@ def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(tmp_path):
     with (folder / "edgc_steps.jsonl").open("a") as file:
         file.write('{"step": 40, "pha')
     run = read_run(folder)
-    assert len(run.records) == 40 and "line 40" in run.notes[0]
+    assert len(run.records) == 40 and run.notes[0].startswith("Line 41 of edgc_steps.jsonl is no record")
     assert run.logged("loss")[1].tolist() == [5.0]
     page = Page(write_report([folder]))
-    assert "line 40" in page.text and "perplexity" not in page.pictures
+    assert "Line 41" in page.text and "perplexity" not in page.pictures
     assert "Not measured, so not drawn: Perplexity." in page.text
 
 
@@ -161,11 +161,21 @@ def test_bytes_of_a_run_without_link_or_info(tmp_path):
     assert link([run]) == [] and configuration([run]) == [] and DRAW["rank_map"]([run]) is None
 
 
+def only_records(folder, content):
+    folder.mkdir()
+    (folder / "edgc_steps.jsonl").write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: None, "does not exist"),
-        (lambda folder: folder.mkdir(), "holds no run"),
+        (lambda folder: folder.mkdir(), "holds no run: none of edgc_steps.jsonl, "),
+        (lambda folder: only_records(folder, b""), "holds no run: edgc_steps.jsonl is empty"),
+        (lambda folder: only_records(folder, b'{"step": 0, "x'), "Line 1 of edgc_steps.jsonl is no record"),
+        (lambda folder: only_records(folder, b'{"step": 0}'), "Line 1 of edgc_steps.jsonl is no record"),
+        (lambda folder: only_records(folder, b"[1]"), "Line 1 of edgc_steps.jsonl is no record"),
+        (lambda folder: only_records(folder, b"\xff\xfe\x00"), "Line 1 of edgc_steps.jsonl is no record"),
         (lambda folder: (write_run(folder) / "trainer_state.json").write_text("{"), "trainer_state.json is damaged"),
         (lambda folder: (write_run(folder) / "all_results.json").write_text("[]"), "all_results.json is damaged"),
         (lambda folder: (write_run(folder) / "edgc_run.json").write_text('{"old": 1}'), "edgc_run.json is not what"),

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hf_edgc.records import StepRecord
 from hf_edgc.run_info import INFO_FILE, RECORD_FILE, RESULTS_FILE, STATE_FILE, RunInfo
 
 Floats = npt.NDArray[np.float64]
@@ -60,6 +61,11 @@ class Run:
         return np.empty(0), np.empty(0)
 
 
+_NOTHING = f"none of {RECORD_FILE}, {STATE_FILE} and {RESULTS_FILE} is there."
+
+_KEYS = {field.name for field in fields(StepRecord)}
+
+
 def folder_of(path: Path) -> Path:
     """The output folder that ``path``, itself one or a file of records in one, stands for."""
     return path.parent if path.is_file() else path
@@ -83,7 +89,8 @@ def read_run(path: Path, name: str | None = None) -> Run:
     state = _json(_state_file(folder))
     results = _json(folder / RESULTS_FILE)
     if not records and not state and not results:
-        raise RunError(f"{folder} holds no run: none of {RECORD_FILE}, {STATE_FILE} and {RESULTS_FILE} is there.")
+        found = " ".join(notes) or (f"{records_path.name} is empty." if records_path.exists() else _NOTHING)
+        raise RunError(f"{folder} holds no run: {found}")
     info = None
     if (folder / INFO_FILE).exists():
         try:
@@ -129,13 +136,14 @@ def _json(path: Path) -> dict[str, Any]:
 def _records(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Whole records up to the first line that is none; a run that was killed may have left half a line."""
     records: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-            int(record["step"])
-        except (ValueError, KeyError, TypeError):
-            notes.append(f"{path.name} is used up to line {number - 1} only: the next one is no record.")
+        except ValueError:
+            record = None
+        if not (isinstance(record, dict) and record.keys() >= _KEYS):
+            notes.append(f"Line {number} of {path.name} is no record of a step; it and what follows is not used.")
             break
         records.append(record)
     return records

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check browser bench results kill soak faults blocks format clean
+.PHONY: setup run test check browser bench results kill soak faults showcase blocks format clean
 
 setup: $(READY)
 
@@ -59,6 +59,16 @@ soak: setup
 
 faults: setup
 	$(BIN)/python tests/faults/table.py --write
+
+# The run that README shows, anew: its table, pictures and figures. About 8 minutes; nothing else should run beside it.
+showcase: setup
+	mkdir -p runs
+	$(MAKE) --silent run OUTPUT_DIR=runs/default > runs/default.log
+	$(MAKE) --silent run OUTPUT_DIR=runs/dense RUN_OPTIONS="--mode none" > runs/dense.log
+	for run in default dense; do sed -n '/^EDGC run/,$$s/ *$$//p' runs/$$run.log > docs/run/$$run.txt; done
+	$(BIN)/hf-edgc report runs/default runs/dense --output_dir runs
+	cd runs/edgc_comparison && cp perplexity.png step_bytes.png rank_map.png ../../docs/run/
+	$(BIN)/python tests/readme_blocks.py --write
 
 blocks: setup
 	$(BIN)/python tests/readme_blocks.py --write

@@ -39,6 +39,23 @@ def first_options():
     return _options(FIRST)
 
 
+def run():
+    """What `make run` printed at its end, and what the same run without compression adds to it."""
+    default, dense = (
+        (ROOT / "docs" / "run" / f"{name}.txt").read_text(encoding="utf-8") for name in ("default", "dense")
+    )
+    ratio, with_edgc, without = (
+        _figure(default, "compression ratio"),
+        _figure(default, "perplexity"),
+        _figure(dense, "perplexity"),
+    )
+    return (
+        f"```text\n{default}```\n\n"
+        'The same run without compression, `make run OUTPUT_DIR=runs/dense RUN_OPTIONS="--mode none"`, has perplexity\n'
+        f"{without:.2f}: here {ratio:.1f} times fewer bytes cost {100 * (with_edgc / without - 1):.1f} % of perplexity."
+    )
+
+
 def when():
     """For each link: step time of GPT-2 small without and with compression, and whether EDGC's defaults help there."""
     found = _step_times("GPT-2 small")
@@ -76,6 +93,7 @@ def with_address(text):
 
 BLOCKS = {
     ("README.md", "options"): first_options,
+    ("README.md", "run"): run,
     ("README.md", "when"): when,
     ("docs/options.md", "all"): all_options,
     ("notebooks/README.md", "badges"): badges,
@@ -118,6 +136,10 @@ def _step_times(model):
     table = text.split(f"\n### {model}")[1].split("\n| contender")[1].split("\n\n")[0]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def _figure(summary, name):
+    return float(re.search(rf"{name} +│ ([\d.]+)", summary)[1])
 
 
 def _median(cell):

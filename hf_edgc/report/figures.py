@@ -41,7 +41,7 @@ def loss(runs: Sequence[Run]) -> Figure | None:
         axes.plot(*thinned(*run.logged("loss")), color=color, label=run.name)
         steps, values = run.logged("eval_nll", "eval_loss")
         axes.plot(steps, values, "o", color=color, markersize=5)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def perplexity(runs: Sequence[Run]) -> Figure | None:
@@ -54,7 +54,7 @@ def perplexity(runs: Sequence[Run]) -> Figure | None:
             values = np.exp(np.minimum(losses, 700.0))  # beyond that float64 ends
         axes.plot(steps, values, "o-", color=color, markersize=5, label=run.name)
     _make_log(axes)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def entropy(runs: Sequence[Run]) -> Figure | None:
@@ -66,7 +66,7 @@ def entropy(runs: Sequence[Run]) -> Figure | None:
         steps = [step for first, last, _ in means for step in (first, last)]
         values = [mean for _, _, mean in means for _ in range(2)]
         axes.plot(steps, values, color=color, linewidth=2, label=run.name)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def rank(runs: Sequence[Run]) -> Figure | None:
@@ -77,7 +77,7 @@ def rank(runs: Sequence[Run]) -> Figure | None:
         if len(ranks):
             axes.step(run.column("step"), ranks.mean(axis=0), where="post", color=color, label=run.name)
     axes.set_ylim(bottom=0)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def rank_map(runs: Sequence[Run]) -> Figure | None:
@@ -111,7 +111,7 @@ def step_bytes(runs: Sequence[Run]) -> Figure | None:
         axes.plot(*dense, "--", color=DENSE_COLOR, linewidth=1, label="plain DDP" if color == COLORS[0] else None)
         axes.plot(*thinned(steps, run.column("sent_bytes") / 1e6), color=color, label=run.name)
     _make_log(axes)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def saved(runs: Sequence[Run]) -> Figure | None:
@@ -119,7 +119,7 @@ def saved(runs: Sequence[Run]) -> Figure | None:
     figure, axes = _axes("optimizer step", "MB saved a worker")
     for run, color in _coloured(runs):
         axes.plot(*thinned(run.column("step"), saved_bytes(run) / 1e6), color=color, label=run.name)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def error(runs: Sequence[Run]) -> Figure | None:
@@ -128,7 +128,7 @@ def error(runs: Sequence[Run]) -> Figure | None:
     for run, color in _coloured(runs):
         axes.plot(*thinned(*error_over_gradient(run, "error_norm")), color=color, label=run.name)
         axes.plot(*thinned(*error_over_gradient(run, "predicted_error_norm")), ":", color=color)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 def hook_time(runs: Sequence[Run]) -> Figure | None:
@@ -138,7 +138,7 @@ def hook_time(runs: Sequence[Run]) -> Figure | None:
         steps = run.column("step")
         axes.plot(*thinned(steps, run.column("hook_s") * 1e3, 100), color=color, label=run.name)
         axes.plot(*thinned(steps, run.column("wait_s") * 1e3, 100), ":", color=color)
-    return _finished(figure, axes)
+    return _finished(figure, axes, runs)
 
 
 PICTURES = (
@@ -189,12 +189,12 @@ def _make_log(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
-def _finished(figure: Figure, axes: Axes) -> Figure | None:
+def _finished(figure: Figure, axes: Axes, runs: Sequence[Run]) -> Figure | None:
     """The figure with its legend, or None if nothing was drawn."""
     if not any(len(line.get_xdata()) for line in axes.lines):  # type: ignore[arg-type]
         return None
     drawn = [line for line in axes.lines if len(line.get_xdata()) and not str(line.get_label()).startswith("_")]  # type: ignore[arg-type]
-    if len(drawn) > 1:
+    if len(drawn) > 1 or len(runs) > 1:
         axes.legend(handles=drawn, fontsize=9)
     return figure
 

@@ -63,7 +63,15 @@ class Bench:
             train, TIMEOUT_S, **shared, options=options, torch_hook=setup.torch_hook,
             phase="finetune" if setup.finetune else "scratch", save=base,
         )  # fmt: skip
-        record = {"setup": name, "size": asdict(size), "seed": seed, "options": options, **_joined(results), **text}
+        record = {
+            "kind": "quality",
+            "setup": name,
+            "size": asdict(size),
+            "seed": seed,
+            "options": options,
+            **_joined(results),
+            **text,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**record, **environment()}) + "\n")
         return record

@@ -237,15 +237,15 @@ CONTENDERS: dict[str, Contender] = {
     "fp16_compress_hook": _peer(fp16_compress_hook, 0.5, "half the gradients' size"),
     "powerSGD_hook 8": _power_sgd(8),
     "powerSGD_hook 32": _power_sgd(32),
-    "static 8": _ours(mode="static", rank=8),
-    "static 32": _ours(mode="static", rank=32),
+    "static 8": _ours(mode="static", rank=8, factor_dtype="float32"),
+    "static 32": _ours(mode="static", rank=32, factor_dtype="float32"),
     "static 32 bf16": _ours(mode="static", rank=32, factor_dtype="bfloat16"),
-    "edgc": _ours(),
+    "edgc": _ours(factor_dtype="float32"),
     "none": _ours(mode="none"),
-    "auto": _ours(codec="auto", slow_start=True),
-    "static 32 no overlap": _ours(mode="static", rank=32, overlap=False),
+    "auto": _ours(codec="auto", slow_start=True, factor_dtype="float32"),
+    "static 32 no overlap": _ours(mode="static", rank=32, overlap=False, factor_dtype="float32"),
     # For --memory only: errors of 2 bytes.
-    "static 32 bf16 errors": _ours(mode="static", rank=32, error_dtype="bfloat16"),
+    "static 32 bf16 errors": _ours(mode="static", rank=32, error_dtype="bfloat16", factor_dtype="float32"),
 }
 """Every contender by name."""
 MEMORY_CONTENDERS = ("ddp", "static 32", "static 32 bf16 errors")

@@ -23,7 +23,7 @@ Made by `python benchmarks/results.py` from the newest records in `benchmarks/re
 
 def load(folder: Path) -> Records:
     """All records by kind, newest first."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.json"))]
     found.sort(key=lambda record: record["date"], reverse=True)
     return {kind: [record for record in found if record["kind"] == kind] for kind in {r["kind"] for r in found}}
 

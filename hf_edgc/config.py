@@ -92,7 +92,7 @@ class EDGCConfig:
         "inversion r = g^-1(exp(H0 - H1) g(r0)).",
     )
     lr_exponent: float = option(
-        0.5,
+        0.25,
         "Error model ef only: let the allowed residual grow as (lr / peak lr)^-lr_exponent, so that bytes are spent "
         "while the learning rate is high; 0 turns it off. Ranks then fall about as (lr / peak lr)^(2 lr_exponent).",
     )
@@ -115,7 +115,9 @@ class EDGCConfig:
         "dense (torch's PowerSGD hook: 2).",
     )
     factor_dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "Data type in which the low-rank factors are sent."
+        "bfloat16",
+        "Data type in which the low-rank factors are sent; error feedback makes up for what rounding drops. The sums "
+        "over the workers are rounded too: float32 where hundreds of workers average.",
     )
     error_feedback: bool = option(
         True, "Add what compression dropped to the next gradient. Turning it off costs quality at once."

@@ -93,7 +93,7 @@ def test_the_digest_sees_every_option():
             {"mode": "static"}, {"rank": 16}, {"max_rank": 64}, {"min_rank": 4}, {"rank_step": 2}, {"window_steps": 5},
             {"warmup_fraction": 0.1}, {"warmup_max_fraction": 0.5}, {"error_model": "paper"}, {"lr_exponent": 0.0},
             {"entropy_estimator": "gaussian"}, {"entropy_every": 5}, {"entropy_fraction": 0.5},
-            {"min_compression_ratio": 3.0}, {"factor_dtype": "bfloat16"}, {"error_feedback": False, "mode": "static"},
+            {"min_compression_ratio": 3.0}, {"factor_dtype": "float32"}, {"error_feedback": False, "mode": "static"},
             {"allocation": "global"}, {"target_compression_ratio": 10.0}, {"entropy_exponent": 0.0},
             {"compression_seed": 1}, {"error_dtype": "bfloat16"}, {"error_device": "cpu"}, {"include": ["a"]},
             {"exclude": ["a"]}, {"require_state": True}, {"watchdog_error_ratio": 0.0}, {"watchdog_grad_growth": 0.0},

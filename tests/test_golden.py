@@ -48,7 +48,7 @@ def first_q(order, rank):
 def compare_power_sgd(rank):
     expected, order, dense_elements, torch_elements = torch_power_sgd(rank, DENSE_STEPS + 10)
     assert torch_elements < dense_elements, "torch did not compress"
-    config = EDGCConfig(mode="static", rank=rank)
+    config = EDGCConfig(mode="static", rank=rank, factor_dtype="float32")
     worst = 0.0
     with edgc_ddp(GradientModel(SHAPES), config) as (ddp, state):
         for shape, q in first_q(order, rank).items():

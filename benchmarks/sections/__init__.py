@@ -11,7 +11,7 @@ from typing import Any
 Record = Mapping[str, Any]
 Records = Mapping[str, Sequence[Record]]
 
-SECTIONS = ["targets", "step", "codec", "memory"]
+SECTIONS = ["targets", "quality", "step", "codec", "memory"]
 """Modules of this package in the order of the document."""
 
 

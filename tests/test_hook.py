@@ -122,7 +122,9 @@ def collectives_of(**options):
 def test_per_tensor_ranks_need_no_further_collective_and_are_the_same_everywhere(run_workers):
     mine = run_workers(collectives_of, max_rank=8)
     alike = run_workers(collectives_of, max_rank=8, allocation="global")
-    assert [count for count, _ in mine] == [count for count, _ in alike] == [3 * 40] * 2, "P and Q in bfloat16, the rest in float32"
+    assert [count for count, _ in mine] == [count for count, _ in alike] == [3 * 40] * 2, (
+        "P and Q in bfloat16, the rest in float32"
+    )
     (_, records), (_, others) = mine
     assert [record["ranks"] for record in records] == [record["ranks"] for record in others]
     assert len(set(records[-1]["ranks"])) > 2, "the matrices have ranks of their own"

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check bench quality results kill soak faults format clean
+.PHONY: setup run test check browser bench quality results kill soak faults showcase blocks format clean
 
 setup: $(READY)
 
@@ -36,6 +36,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The run report in a real browser; screenshots at desktop and phone width go to runs/browser.
+browser: setup
+	command -v chromium > /dev/null || (apt-get update && apt-get install -y --no-install-recommends chromium)
+	EDGC_SCREENSHOTS=runs/browser $(BIN)/python -m pytest -n 0 tests/test_browser.py
+
 # Links other than loopback need root, ip and tc (Debian: iproute2). About 30 minutes.
 bench: setup
 	$(BIN)/python benchmarks/bench_step.py
@@ -60,6 +65,19 @@ soak: setup
 
 faults: setup
 	$(BIN)/python tests/faults/table.py --write
+
+# The run that README shows, anew: its table, pictures and figures. About 8 minutes; nothing else should run beside it.
+showcase: setup
+	mkdir -p runs
+	$(MAKE) --silent run OUTPUT_DIR=runs/default > runs/default.log
+	$(MAKE) --silent run OUTPUT_DIR=runs/dense RUN_OPTIONS="--mode none" > runs/dense.log
+	for run in default dense; do sed -n '/^EDGC run/,$$s/ *$$//p' runs/$$run.log > docs/run/$$run.txt; done
+	$(BIN)/hf-edgc report runs/default runs/dense --output_dir runs
+	cd runs/edgc_comparison && cp perplexity.png step_bytes.png rank_map.png ../../docs/run/
+	$(BIN)/python tests/readme_blocks.py --write
+
+blocks: setup
+	$(BIN)/python tests/readme_blocks.py --write
 
 format: setup
 	$(BIN)/ruff format .

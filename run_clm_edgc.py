@@ -24,8 +24,9 @@ from hf_edgc.clm.model import choose_block_size, load_config, load_model, load_t
 from hf_edgc.clm.perplexity import compute_metrics, token_nll
 from hf_edgc.clm.plan import check_length, count_steps, find_checkpoint
 from hf_edgc.clm.results import Facts, print_summary, write_results
-from hf_edgc.clm.text import load_text
+from hf_edgc.clm.text import Text, load_text
 from hf_edgc.logs import is_main_process
+from hf_edgc.recording import write_report_if_possible
 
 
 def main() -> int:
@@ -51,37 +52,16 @@ def run(options: Options) -> None:
     config = load_config(options.model)
     block_size = choose_block_size(config, options.data.block_size)
     checkpoint = find_checkpoint(training)
-    # The first worker prepares the text and fills the cache, the others then find it there.
-    with training.main_process_first(desc="preparing the text"):
-        text = load_text(options.model, options.data, training.do_train, training.do_eval)
-        tokenizer = load_tokenizer(options.model, text)
-        reuse_cache = not (options.data.overwrite_cache and is_main_process())
-        wanted = replace(
-            text,
-            train=text.train if training.do_train else None,
-            validation=text.validation if training.do_eval else None,
-        )
-        blocks = build_blocks(wanted, tokenizer, block_size, options.data, reuse_cache)
+    text, tokenizer, blocks = prepare_text(options, block_size)
     say(f"text: {text.source}")
     if training.do_train:
         known = len(blocks.train) if isinstance(blocks.train, TokenBlocks) else None
         check_length(options.compression, count_steps(training, known))
     model = load_model(options.model, config, tokenizer)
-    callback = EDGCCallback(options.compression, record_path=Path(training.output_dir) / "edgc_steps.jsonl")
+    callback = EDGCCallback(options.compression, report=False)  # it is written below, when the perplexity is known
     trainer = build_trainer(options, model, tokenizer, blocks, callback)
 
-    metrics: dict[str, Any] = {}
-    if training.do_train:
-        try:
-            metrics |= trainer.train(resume_from_checkpoint=checkpoint).metrics
-        except StateError as error:
-            raise UsageError(str(error)) from error
-        metrics |= callback.summary()
-        trainer.save_model()
-        trainer.save_state()
-    if training.do_eval:
-        metrics |= trainer.evaluate()
-        metrics["perplexity"] = metrics["eval_perplexity"]
+    metrics = train_and_evaluate(trainer, callback, checkpoint)
     facts = Facts(
         source=text.source,
         parameters=model.num_parameters(),
@@ -93,7 +73,62 @@ def run(options: Options) -> None:
     )
     if trainer.is_world_process_zero():
         write_results(metrics, facts.output_dir)
+        if callback.state is not None:
+            write_report_if_possible(facts.output_dir)
         print_summary(metrics, facts)
+    write_model_card(trainer, options)
+
+
+def prepare_text(options: Options, block_size: int) -> tuple[Text, transformers.PreTrainedTokenizerBase, Blocks]:
+    """Load text and tokenizer, and make blocks of what is wanted.
+
+    Raises:
+        UsageError: files, names or options that cannot work.
+    """
+    training = options.training
+    # The first worker prepares the text and fills the cache, the others then find it there.
+    with training.main_process_first(desc="preparing the text"):
+        text = load_text(options.model, options.data, training.do_train, training.do_eval)
+        tokenizer = load_tokenizer(options.model, text)
+        reuse_cache = not (options.data.overwrite_cache and is_main_process())
+        wanted = replace(
+            text,
+            train=text.train if training.do_train else None,
+            validation=text.validation if training.do_eval else None,
+        )
+        blocks = build_blocks(wanted, tokenizer, block_size, options.data, reuse_cache)
+    return text, tokenizer, blocks
+
+
+def train_and_evaluate(trainer: Trainer, callback: EDGCCallback, checkpoint: str | None) -> dict[str, Any]:
+    """Do what is asked for; the figures of both.
+
+    Raises:
+        UsageError: the checkpoint has no usable state and require_state is on.
+    """
+    metrics: dict[str, Any] = {}
+    if trainer.args.do_train:
+        try:
+            metrics |= trainer.train(resume_from_checkpoint=checkpoint).metrics
+        except StateError as error:
+            raise UsageError(str(error)) from error
+        metrics |= callback.summary()
+        trainer.save_model()
+        trainer.save_state()
+    if trainer.args.do_eval:
+        metrics |= trainer.evaluate()
+        metrics["perplexity"] = metrics["eval_perplexity"]
+    return metrics
+
+
+def write_model_card(trainer: Trainer, options: Options) -> None:
+    """Write it, or send it to the Hub with the model; it says of model and data what run_clm's says."""
+    facts = {"finetuned_from": options.model.model_name_or_path, "dataset": options.data.dataset_name}
+    known = {"tasks": "text-generation", **{name: value for name, value in facts.items() if value is not None}}
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub(**known)
+    elif trainer.args.do_train:
+        trainer.create_model_card(**known)
 
 
 def build_trainer(

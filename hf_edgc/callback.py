@@ -13,10 +13,11 @@ from hf_edgc.checkpoint import load_state, save_state
 from hf_edgc.config import EDGCConfig, require_config
 from hf_edgc.hook import EDGCState
 from hf_edgc.logs import get_logger
+from hf_edgc.model_card import extend_model_card, section
 from hf_edgc.plugin import EDGCPlugin
-from hf_edgc.records import RecordWriter, StepRecord, Totals
-
-RECORD_FILE = "edgc_steps.jsonl"
+from hf_edgc.recording import Recording
+from hf_edgc.records import StepRecord, Totals
+from hf_edgc.run_info import RECORD_FILE, RunInfo
 
 
 class EDGCCallback(TrainerCallback):
@@ -25,18 +26,22 @@ class EDGCCallback(TrainerCallback):
     Args:
         config: options of the compression.
         record_path: file for one JSON record a step; default ``edgc_steps.jsonl`` in the Trainer's output_dir.
+        report: write the run report beside the records when training ends; needs matplotlib, and says so without it.
 
     Raises:
         NotImplementedError: the Trainer does not use DDP (FSDP, DeepSpeed).
         RuntimeError: several workers would train without synchronizing; says what to do.
     """
 
-    def __init__(self, config: EDGCConfig | None = None, record_path: str | Path | None = None) -> None:
+    def __init__(
+        self, config: EDGCConfig | None = None, record_path: str | Path | None = None, report: bool = True
+    ) -> None:
         """See the class."""
         self.config = require_config(config)
         self._record_path = None if record_path is None else Path(record_path)
         self._state: EDGCState | None = None
-        self._writer: RecordWriter | None = None
+        self._report = report
+        self._recording: Recording | None = None
         self._logged = Totals()
         self._hook_s_before = 0.0
 
@@ -87,8 +92,7 @@ class EDGCCallback(TrainerCallback):
         self._hook_s_before = self._state.totals.hook_s
         if state.is_world_process_zero:
             path = self._record_path if self._record_path is not None else Path(args.output_dir or ".") / RECORD_FILE
-            self._writer = RecordWriter(path, first_step=self._state.controller.step)
-            self._state.on_record = self._writer.write
+            self._recording = Recording(self._state, state.max_steps, path)
 
     def on_log(
         self,
@@ -113,12 +117,10 @@ class EDGCCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Close the records."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._state is not None:
-            self._state.on_record = None
+        """Close the records and write the report."""
+        if self._recording is not None:
+            self._recording.end(state, self._report)
+            self._recording = None
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let a model that was only evaluated so far be wrapped for training."""
@@ -140,7 +142,14 @@ class EDGCCallback(TrainerCallback):
         # First in line, so that reporters see our figures; a new list, since Trainer may be walking the old one.
         handler = trainer.callback_handler
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
+        extend_model_card(trainer, lambda: self._card(trainer.state))
         return plugin
+
+    def _card(self, trained: TrainerState) -> str | None:
+        if self._state is None:
+            return None
+        info = RunInfo.of(self._state, trained.max_steps)
+        return section(info, self._state.totals, self._state.controller.plan.rank, trained.log_history)
 
     def _figures(self, state: EDGCState, last: StepRecord) -> dict[str, float]:
         """Over the steps since the last log."""

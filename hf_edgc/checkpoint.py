@@ -68,7 +68,7 @@ def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     """
     folder, problem, found = Path(directory), "", None
     try:
-        tensors, header = _read(_shared_file(state, folder, model_index))
+        tensors, header = read_file(_shared_file(state, folder, model_index))
         found = _fit(state, tensors, header, _read_errors(folder, model_index, header, state))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         problem = f"{type(error).__name__}: {error}"
@@ -162,10 +162,10 @@ def _read_errors(folder: Path, index: int, header: Mapping[str, Any], state: EDG
     step, saved = int(header["step"]), int(header["workers"])
     workers, worker = state.exchange.workers, state.exchange.worker
     if saved == workers:
-        return _read(_worker_file(state, folder, index, step, worker))[0]
+        return read_file(_worker_file(state, folder, index, step, worker))[0]
     total: dict[str, Tensor] = {}
     for other in range(saved):
-        for name, error in _read(_worker_file(state, folder, index, step, other))[0].items():
+        for name, error in read_file(_worker_file(state, folder, index, step, other))[0].items():
             total[name] = total[name] + error.float() if name in total else error.float()
     return {name: error / workers for name, error in total.items()}
 
@@ -207,8 +207,8 @@ def _try_write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, A
     return ""
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of one file.
+def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of one file that ``save_state`` wrote.
 
     Raises:
         OSError, SafetensorError: the file is missing or damaged.

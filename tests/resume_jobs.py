@@ -113,7 +113,7 @@ def trainer_route(directory, resume=False, slow_s=0.0, **options):
         disable_tqdm=True,
         **options,
     )
-    callback = EDGCCallback(CONFIG)
+    callback = EDGCCallback(CONFIG, report=False)
     trainer = Trainer(
         tiny_gpt2(), arguments, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=[callback, Progress()]
     )

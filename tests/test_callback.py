@@ -31,7 +31,7 @@ def outcome(callback, trainer):
 
 
 def ways_to_train(way, output_dir):
-    callback = EDGCCallback(CONFIG)
+    callback = EDGCCallback(CONFIG, report=False)
     options = {"gradient_accumulation_steps": 2} if way == "accumulation" else {}
     if way.startswith("find_unused"):
         options["ddp_find_unused_parameters"] = way.endswith("True")
@@ -74,7 +74,7 @@ def model_init_run(output_dir):
     from transformers import Trainer, TrainingArguments
 
     make_trainer(output_dir, [])  # resets Accelerate's state
-    callback = EDGCCallback(CONFIG)
+    callback = EDGCCallback(CONFIG, report=False)
     arguments = TrainingArguments(
         output_dir=output_dir, max_steps=5, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
     )
@@ -109,13 +109,13 @@ def reported(output_dir):
     import os
 
     os.environ["TENSORBOARD_LOGGING_DIR"] = output_dir
-    trainer = make_trainer(output_dir, [EDGCCallback(CONFIG)], report_to="tensorboard")
+    trainer = make_trainer(output_dir, [EDGCCallback(CONFIG, report=False)], report_to="tensorboard")
     trainer.train()
     return [entry for entry in trainer.state.log_history if "loss" in entry][-1]
 
 
 def train_unwrapped(output_dir):
-    trainer = make_trainer(output_dir, [EDGCCallback(CONFIG)])
+    trainer = make_trainer(output_dir, [EDGCCallback(CONFIG, report=False)])
     trainer.model._is_accelerate_prepared = True  # what makes Trainer skip the wrapping
     with pytest.raises(RuntimeError) as caught:
         trainer.train()

@@ -102,6 +102,16 @@ def test_default_run_writes_a_model_that_loads(default_run):
     assert tokenizer.decode(tokenizer("def f(x):")["input_ids"]) == "def f(x):"
 
 
+def test_default_run_leaves_a_report_and_a_model_card(default_run):
+    run, folder, _ = default_run
+    page, written = (folder / "edgc_report.html").read_text(), results(folder)
+    assert f"{written['perplexity']:,.2f}" in page and "data:image/png" in page
+    assert run.err.count("run report: ") == 1  # on the first worker, once the perplexity was known
+    card = (folder / "README.md").read_text()
+    assert f"(compression ratio {written['edgc_compression_ratio']:.2f})" in card
+    assert f"perplexity: {written['perplexity']:.4g}" in card
+
+
 def test_default_run_says_what_it_did(default_run):
     run, folder, _ = default_run
     written = results(folder)

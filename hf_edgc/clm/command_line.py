@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> Options:
         UsageError: an unknown option, a value that is not allowed, or workers that do not see each other.
     """
     kinds: Any = [ModelArguments, DataArguments, TrainingArguments, EDGCConfig]
-    parser = _Parser(
+    parser = Parser(
         kinds,
         usage="run_clm_edgc.py [arguments.json or .yaml] [--option value ...]",
         allow_abbrev=False,
@@ -93,7 +93,7 @@ def check_workers(seen: int) -> None:
         )
 
 
-def _unknown(parser: "_Parser", word: str) -> str:
+def _unknown(parser: "Parser", word: str) -> str:
     if word.lower().endswith(_FILE_ENDINGS):
         return f"{word}: the file of arguments goes first, options that override it after it."
     if not word.startswith("-"):
@@ -103,18 +103,20 @@ def _unknown(parser: "_Parser", word: str) -> str:
     return f"unknown option {word}" + (f"; did you mean {near[0]}?" if near else "; see --help.")
 
 
-class _Parser(HfArgumentParser):
+class Parser(HfArgumentParser):
     """HfArgumentParser that raises its errors, and shows its help once instead of once a worker."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise instead of ending the process."""
         raise UsageError(message)
 
     def print_help(self, file: Any = None) -> None:
+        """Print it on the main worker."""
         if is_main_process():
             super().print_help(file)
 
 
-def _file_arguments(parser: _Parser, path: Path) -> list[str]:
+def _file_arguments(parser: Parser, path: Path) -> list[str]:
     """The options in a file, as the command line that means the same: values are then checked in one place."""
     try:
         text = path.read_text(encoding="utf-8")

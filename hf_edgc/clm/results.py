@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-RESULTS_FILE = "all_results.json"
+from hf_edgc.run_info import RESULTS_FILE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check browser bench results kill soak faults showcase blocks format clean
+.PHONY: setup run test check browser bench quality results kill soak faults showcase blocks format clean
 
 setup: $(READY)
 
@@ -46,6 +46,12 @@ bench: setup
 	$(BIN)/python benchmarks/bench_step.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_codec.py
 	$(BIN)/python benchmarks/bench_step.py --memory
+	$(BIN)/python benchmarks/results.py
+
+# Hours; goes on where it was stopped. Ends with the tables.
+quality: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_quality.py --sizes small --seeds 0 1 2
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_quality.py --sizes large --seeds 0 1 --configs dense edgc-10x
 	$(BIN)/python benchmarks/results.py
 
 results: setup

@@ -56,8 +56,8 @@ class EDGCConfig:
     )
     allocation: Literal["per_tensor", "global"] = option(
         "per_tensor",
-        "per_tensor: the bytes of a step go to the matrices whose error they lower most, by their measured gradients "
-        "and errors; global: one rank for all (paper).",
+        "per_tensor: the bytes of a step go where entries of the gradient wait longest, by the measured gradients "
+        "and errors; global: one rank for all (paper). Default from benchmarks/RESULTS.md, edgc-4 over edgc-4-global.",
     )
     target_compression_ratio: float | None = option(
         None,
@@ -78,8 +78,8 @@ class EDGCConfig:
         0.0,
         "Share of the run that is at least sent dense before compression starts (paper: 0.1). The warm-up then goes "
         "on until the modelled error at min_rank falls below the first one at max_rank; with "
-        "target_compression_ratio it is exactly this share. Dense steps cost bytes and bought no quality in our "
-        "measurements, so the default is none.",
+        "target_compression_ratio it is exactly this share. Default from benchmarks/RESULTS.md, edgc-16 over "
+        "edgc-16-warmup.",
     )
     warmup_max_fraction: float | None = option(
         None,
@@ -94,11 +94,13 @@ class EDGCConfig:
     lr_exponent: float = option(
         0.25,
         "Error model ef only: let the allowed residual grow as (lr / peak lr)^-lr_exponent, so that bytes are spent "
-        "while the learning rate is high; 0 turns it off. Ranks then fall about as (lr / peak lr)^(2 lr_exponent).",
+        "while the learning rate is high; 0 turns it off. Ranks then fall about as (lr / peak lr)^(2 lr_exponent). "
+        "Default from benchmarks/RESULTS.md, edgc-4 over edgc-4-flat.",
     )
     entropy_exponent: float = option(
         1.0,
-        "Error model ef only: weight of the change of the entropy; 0: the learning rate alone.",
+        "Error model ef only: weight of the change of the entropy; 0: the learning rate alone, as good in "
+        "benchmarks/RESULTS.md (edgc-4-no-entropy). Default: as the error model has it.",
     )
     entropy_estimator: Literal["histogram", "gaussian", "histogram_minmax"] = option(
         "histogram",
@@ -117,10 +119,13 @@ class EDGCConfig:
     factor_dtype: Literal["float32", "bfloat16", "float16"] = option(
         "bfloat16",
         "Data type in which the low-rank factors are sent; error feedback makes up for what rounding drops. The sums "
-        "over the workers are rounded too: float32 where hundreds of workers average.",
+        "over the workers are rounded too: float32 where hundreds of workers average. Default from "
+        "benchmarks/RESULTS.md, edgc-4 over edgc-4-float32.",
     )
     error_feedback: bool = option(
-        True, "Add what compression dropped to the next gradient. Turning it off costs quality at once."
+        True,
+        "Add what compression dropped to the next gradient. Default from benchmarks/RESULTS.md, edgc-4 over "
+        "edgc-4-no-feedback.",
     )
     watchdog_error_ratio: float = option(
         100.0,

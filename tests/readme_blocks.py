@@ -19,8 +19,8 @@ FIRST = (
 CONTENDERS = {
     "ddp": "plain DDP",
     "powerSGD_hook 32": "torch's powerSGD_hook, rank 32",
-    "static 32": "static, rank 32",
-    "edgc": "edgc, defaults",
+    "static 32": "static, rank 32, float32",
+    "edgc": "edgc, float32 factors",
     "auto": 'edgc, `codec="auto"`',
 }
 """Rows of RESULTS.md that README shows, and what it calls them."""
@@ -68,6 +68,22 @@ def when():
     return _table(lines) + f"\n\nBreak-even: {edges[0]} here, and {edges[1]} for a GPT-2 of 16.8 M parameters."
 
 
+def quality():
+    """For each size of bench_quality: what the default costs in perplexity at each share of the bytes."""
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").split("\n## Quality")[1].split("\n## ")[0]
+    lines = [["model", "bytes of dense", "perplexity over dense", "over PowerSGD at equal bytes", "seeds"]]
+    lines.append(["---", *["---:"] * 4])
+    for size in text.split("\n### ")[1:]:
+        model = re.match(r"[^:]*: (.*? parameters), (.*? steps)", size)
+        for row in _rows(size.split("\n| setup")[1].split("\n\n")[0]):
+            if re.fullmatch(r"edgc-\d+x?", row["setup"]):
+                static = f"{row['to static']}, {row['than static']}" if row["to static"] else ""
+                lines.append(
+                    [", ".join(model.groups()), row["bytes of dense"], row["over dense"], static, row["seeds"]]
+                )
+    return _table(lines)
+
+
 def address():
     """Where the project is on the web, setup.cfg's url."""
     settings = configparser.ConfigParser()
@@ -95,6 +111,7 @@ BLOCKS = {
     ("README.md", "options"): first_options,
     ("README.md", "run"): run,
     ("README.md", "when"): when,
+    ("README.md", "quality"): quality,
     ("docs/options.md", "all"): all_options,
     ("notebooks/README.md", "badges"): badges,
 }
@@ -134,8 +151,13 @@ def _step_times(model):
     """Cells of the table of whole steps in RESULTS.md, by contender and column."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     table = text.split(f"\n### {model}")[1].split("\n| contender")[1].split("\n\n")[0]
+    return {row["contender"]: row for row in _rows(table, "contender")}
+
+
+def _rows(table, first="setup"):
+    """Rows of a markdown table without its first column's name, by column."""
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    return [dict(zip([first, *head[1:]], row, strict=True)) for row in rows]
 
 
 def _figure(summary, name):

@@ -121,7 +121,8 @@ def _prediction(group: Group) -> str:
         return ""
     return (
         "Predicted against measured error norm, at all measured steps after a decision: the logarithm of their ratio "
-        f"has an rms of {fmean(rms):.3f} ({min(rms):.3f} to {max(rms):.3f} over {len(rms)} runs)."
+        f"has an rms of {math.hypot(*rms) / math.sqrt(len(rms)):.3f} over all runs of the default ({min(rms):.3f} to "
+        f"{max(rms):.3f} in each of the {len(rms)})."
     )
 
 

@@ -38,6 +38,7 @@ def pareto(group: Group) -> Figure:
     for kind, points in lines.items():
         axes.plot(*zip(*sorted(points), strict=True), color=LINES[kind][0], label=LINES[kind][1])
     axes.set(xscale="log", xlabel="sent bytes, % of dense", ylabel="validation perplexity", title=group.name)
+    axes.margins(x=0.08)
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
     axes.set_xticks(ticks, [f"{tick} %" for tick in ticks])
     axes.minorticks_off()
@@ -52,7 +53,7 @@ def curves(group: Group) -> Figure:
     run = next(iter(group.seeds(shown).values())) if shown else group.any()
     figure = Figure(figsize=(10, 7), layout="constrained")
     (means, ranks), (entropies, errors) = figure.subplots(2, 2, sharex=True)
-    for name in (shown, "edgc-4-global", "edgc-4-flat", "edgc-4-no-entropy", "edgc-free", "paper", "static-4"):
+    for name in (shown, "edgc-4-global", "edgc-4-flat", "edgc-4-no-entropy", "paper"):
         if name in group.runs:
             other = next(iter(group.seeds(name).values()))["curve"]
             means.plot(

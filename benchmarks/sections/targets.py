@@ -1,9 +1,11 @@
-"""The targets of speed, and whether they are met."""
+"""The targets of quality and speed, and whether they are met."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
-from sections import Records, memory, runs, table
+from sections import Records, memory, quality, quality_runs, runs, table
 
 OURS = ("static 8", "static 32", "static 32 bf16", "static 32 no overlap", "edgc")
 
@@ -27,15 +29,38 @@ class Target:
 
 def text(records: Records) -> str | None:
     """A row for each target."""
-    if not any(records.get(kind) for kind in ("step", "codec", "memory")):
+    if not any(records.get(kind) for kind in ("quality", "step", "codec", "memory")):
         return None
-    targets = [*_step_time(records), *_overheads(records), *_codec(records), *_bytes(records), *_memory(records)]
+    speed = [*_step_time(records), *_overheads(records), *_codec(records), *_bytes(records), *_memory(records)]
+    targets = [*_quality(records), *speed]
     header = ["target", "at most", "measured", ""]
-    return "## Targets\n\nMedians, ratios within one run.\n\n" + table(header, [target.row() for target in targets])
+    return "## Targets\n\nOf quality means over the seeds; of speed medians, ratios within one run.\n\n" + table(
+        header, [target.row() for target in targets]
+    )
 
 
 def _on_links(records: Records, model: str) -> dict[str, runs.Cells]:
     return runs.cells(runs.newest(records).get(model, {}))
+
+
+def _quality(records: Records) -> Iterator[Target]:
+    groups = {group.any()["size"]["name"]: group for group in quality_runs.groups(records)}
+    nothing = quality_runs.Group("")
+    small, large = groups.get("small", nothing), groups.get("large", nothing)
+    for name, limit in (("edgc-4", 0.95), ("edgc-8", 1.0), ("edgc-16", 1.0)):
+        share = "".join(f", {100 / run['ratio']:.1f} % of the bytes" for run in list(small.seeds(name).values())[:1])
+        what = f"small: perplexity of {name} over static compression at equal bytes{share}"
+        yield Target(what, limit, _ratio(quality_runs.to_static(small, name)))
+    over_dense = _ratio(quality_runs.between(large, "edgc-10x", "dense"))
+    yield Target("large: perplexity at a tenth of the bytes over dense", 1.005, over_dense)
+    rms = [value for group in groups.values() for value in quality.prediction_rms(group)]
+    pooled = 100 * math.hypot(*rms) / math.sqrt(len(rms)) if rms else None
+    yield Target("predicted over measured error, rms of the logarithm", 20, pooled, "%")
+
+
+def _ratio(differences: list[float]) -> float | None:
+    """Of perplexities, from differences of their logarithms."""
+    return math.exp(fmean(differences)) if differences else None
 
 
 def _step_time(records: Records) -> Iterator[Target]:

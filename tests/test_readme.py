@@ -268,18 +268,21 @@ def test_the_project_has_one_address(file):
     assert {f"https://github.com/{name}" for name in found} == {address()}
 
 
+def anchors(path):
+    """Names of a document's headings as links have them."""
+    headings = re.findall("^#+ (.*)", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     text = FENCE.sub("", (ROOT / document).read_text(encoding="utf-8"))
-    headings = {
-        re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall("^#+ (.*)", text, re.M)
-    }
     for name, target in re.findall(r"\[([^\]]*)\]\(([^)]*)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif not target.startswith("https://"):
-            path = (ROOT / document).parent / target
+        if not target.startswith("https://"):
+            file, _, anchor = target.partition("#")
+            path = (ROOT / document).parent / file if file else ROOT / document
             assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
             if name.startswith("test_") and not name.endswith(".py"):
                 assert f"def {name}(" in path.read_text(encoding="utf-8"), name
     for picture in re.findall(r'<img src="([^"]*)"', text):

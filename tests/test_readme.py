@@ -268,19 +268,25 @@ def test_the_project_has_one_address(file):
     assert {f"https://github.com/{name}" for name in found} == {address()}
 
 
+def anchors(path):
+    """What GitHub calls the headings of a document."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    return {
+        re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall("^#+ (.*)", text, re.M)
+    }
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     text = FENCE.sub("", (ROOT / document).read_text(encoding="utf-8"))
-    headings = {
-        re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall("^#+ (.*)", text, re.M)
-    }
     for name, target in re.findall(r"\[([^\]]*)\]\(([^)]*)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif not target.startswith("https://"):
-            path = (ROOT / document).parent / target
-            assert path.exists(), target
-            if name.startswith("test_") and not name.endswith(".py"):
-                assert f"def {name}(" in path.read_text(encoding="utf-8"), name
+        if target.startswith("https://"):
+            continue
+        file, _, heading = target.partition("#")
+        path = (ROOT / document).parent / file if file else ROOT / document
+        assert path.exists(), target
+        assert not heading or heading in anchors(path), target
+        if name.startswith("test_") and not name.endswith(".py"):
+            assert f"def {name}(" in path.read_text(encoding="utf-8"), name
     for picture in re.findall(r'<img src="([^"]*)"', text):
         assert ((ROOT / document).parent / picture).is_file(), picture

@@ -14,7 +14,7 @@ SHAPES = {"a": (64, 48), "b": (80, 40), "bias": (48,)}
 
 def trained(bytes_per_s, steps, options=None):
     """Steps with a link and codec of known cost; what was sent, and whether anything was lost."""
-    config = EDGCConfig(codec="auto", **{"mode": "static", "rank": 4, **(options or {})})
+    config = EDGCConfig(codec="auto", **{"mode": "static", "rank": 4, "factor_dtype": "float32", **(options or {})})
     costs = [CodecCost(1e-5, 0.0)] * 2
     lost = 0.0
     with (

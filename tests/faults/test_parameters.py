@@ -24,6 +24,7 @@ OPTIONS = {
     "entropy_every": 1,
     "window_steps": 20,
     "min_compression_ratio": 1.0,
+    "factor_dtype": "float32",  # so that what is lost can be told from rounding
 }
 STEPS = 11
 
@@ -246,7 +247,7 @@ def strided():
     model = GradientModel(shapes)
     model.weights["a"].data = torch.zeros(24, 64).t()
     model.weights["conv"].data = torch.zeros(40, 8, 3, 3).to(memory_format=torch.channels_last)
-    config = EDGCConfig(mode="static", rank=2, min_compression_ratio=1.0)
+    config = EDGCConfig(mode="static", rank=2, min_compression_ratio=1.0, factor_dtype="float32")
     with edgc_ddp(model, config, **BUCKETS) as (ddp, _):
         for step in range(STEPS):
             rank_one = torch.Generator().manual_seed(step)

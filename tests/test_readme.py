@@ -269,21 +269,24 @@ def test_the_project_has_one_address(file):
 
 
 def anchors(path):
-    """Names of a document's headings as links have them."""
-    headings = re.findall("^#+ (.*)", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    """What GitHub calls the headings of a document."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    return {
+        re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in re.findall("^#+ (.*)", text, re.M)
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     text = FENCE.sub("", (ROOT / document).read_text(encoding="utf-8"))
     for name, target in re.findall(r"\[([^\]]*)\]\(([^)]*)\)", text):
-        if not target.startswith("https://"):
-            file, _, anchor = target.partition("#")
-            path = (ROOT / document).parent / file if file else ROOT / document
-            assert path.exists(), target
-            assert not anchor or anchor in anchors(path), target
-            if name.startswith("test_") and not name.endswith(".py"):
-                assert f"def {name}(" in path.read_text(encoding="utf-8"), name
+        if target.startswith("https://"):
+            continue
+        file, _, heading = target.partition("#")
+        path = (ROOT / document).parent / file if file else ROOT / document
+        assert path.exists(), target
+        assert not heading or heading in anchors(path), target
+        if name.startswith("test_") and not name.endswith(".py"):
+            assert f"def {name}(" in path.read_text(encoding="utf-8"), name
     for picture in re.findall(r'<img src="([^"]*)"', text):
         assert ((ROOT / document).parent / picture).is_file(), picture

@@ -247,6 +247,6 @@ CONTENDERS: dict[str, Contender] = {
     # For --memory only: errors of 2 bytes.
     "static 32 bf16 errors": _ours(mode="static", rank=32, error_dtype="bfloat16", factor_dtype="float32"),
 }
-"""Every contender by name."""
+"""Every contender by name; ours send float32 factors, as their peers do, unless they say bf16."""
 MEMORY_CONTENDERS = ("ddp", "static 32", "static 32 bf16 errors")
 STEP_CONTENDERS = tuple(name for name in CONTENDERS if name != "static 32 bf16 errors")

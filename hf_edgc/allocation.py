@@ -9,8 +9,8 @@ of what is left again, q(r) = q^(r / r0). Both are models: predicted and measure
 
 q / (1 - q) = |E|^2 / |G|^2 is also the mean number of steps for which what a step adds waits in the errors. Ranks are
 chosen for the smallest mean delay of all entries: an optimizer as Adam divides by the gradient's own scale, so that an
-entry counts the same in a matrix with small gradients as in one with large gradients. The smallest
-sum of |E|^2 instead gives nearly all ranks to the embedding and trained worse than one rank for all.
+entry counts the same in a matrix with small gradients as in one with large gradients. The smallest sum of |E|^2 instead
+gives nearly all ranks to the embedding, and trained no better than one rank for all.
 """
 
 import heapq

@@ -51,7 +51,8 @@ bench: setup
 # Hours; goes on where it was stopped. Ends with the tables.
 quality: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_quality.py --sizes small --seeds 0 1 2
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_quality.py --sizes large --seeds 0 1 --configs dense edgc-10x
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_quality.py --sizes large --seeds 0 1 \
+	    --configs dense edgc-10x edgc-5x static-16
 	$(BIN)/python benchmarks/results.py
 
 results: setup

@@ -41,8 +41,8 @@ class ErrorShare:
         return self.grad_square * self.delay(rank)
 
     def delay(self, rank: float) -> float:
-        """Steps that a gradient waits in the errors at ``rank``, on average: q / (1 - q)."""
-        return 1.0 / math.expm1(-math.log(self.left) * rank / self.rank)
+        """Steps that a gradient waits in the errors at ``rank``, on average: q / (1 - q); 0 without gradient."""
+        return 1.0 / math.expm1(-math.log(self.left) * rank / self.rank) if self.grad_square > 0.0 else 0.0
 
 
 def after_steps(start_square: float, grad_square: float, left: float, steps: int) -> float:
@@ -107,9 +107,7 @@ def allocate(
         share, rank = shares[index], chosen[index]
         if share is not None and rank < highest[index]:
             matrix = matrices[index]
-            gain = (
-                matrix.dense_elements * (share.delay(rank) - share.delay(rank + 1)) if share.grad_square > 0.0 else 0.0
-            )
+            gain = matrix.dense_elements * (share.delay(rank) - share.delay(rank + 1))
             heapq.heappush(heap, (-gain / matrix.elements_per_rank, index))
 
     for index in range(len(matrices)):

@@ -27,6 +27,9 @@ from hf_edgc.logs import get_logger, is_main_process
 from hf_edgc.measured import Measured
 from hf_edgc.records import Totals
 
+_SHARED = "_shared.safetensors"
+"""Ends the name of a shared file."""
+
 
 class StateError(RuntimeError):
     """There is no usable state, and ``require_state`` is set."""
@@ -40,13 +43,13 @@ def save_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     """
     folder, step = Path(directory), state.controller.step
     worker = state.exchange.worker
-    own = _worker_file(state, folder, model_index, step, worker)
+    shared = _shared_file(state, folder, model_index)
+    own = worker_file(shared, step, worker)
     header = {"step": step, "workers": state.exchange.workers, "worker": worker}
     problem = _try_write(own, state.reducer.feedback.errors, header)
     _raise_together(state, problem, f"could not write {own.name}")
     # The first worker on each host writes: on a shared disk they write the same, on local disks each has its own.
     if worker == _first_on_host(state):
-        shared = _shared_file(state, folder, model_index)
         problem = _try_write(shared, _shared_tensors(state), {**header, **_shared_numbers(state)})
     _raise_together(state, problem, "could not write the shared file")
     for stale in folder.glob(own.name.replace(f"_step_{step}_", "_step_*_")):
@@ -68,8 +71,9 @@ def load_state(state: EDGCState, directory: str | Path, model_index: int = 0) ->
     """
     folder, problem, found = Path(directory), "", None
     try:
-        tensors, header = read_file(_shared_file(state, folder, model_index))
-        found = _fit(state, tensors, header, _read_errors(folder, model_index, header, state))
+        shared = _shared_file(state, folder, model_index)
+        tensors, header = read_file(shared)
+        found = _fit(state, tensors, header, _read_errors(shared, header, state))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         problem = f"{type(error).__name__}: {error}"
     failed = _failed_workers(state, problem)
@@ -158,24 +162,30 @@ def _fit(
     )
 
 
-def _read_errors(folder: Path, index: int, header: Mapping[str, Any], state: EDGCState) -> dict[str, Tensor]:
+def _read_errors(shared: Path, header: Mapping[str, Any], state: EDGCState) -> dict[str, Tensor]:
     step, saved = int(header["step"]), int(header["workers"])
     workers, worker = state.exchange.workers, state.exchange.worker
     if saved == workers:
-        return read_file(_worker_file(state, folder, index, step, worker))[0]
+        return read_file(worker_file(shared, step, worker))[0]
     total: dict[str, Tensor] = {}
     for other in range(saved):
-        for name, error in read_file(_worker_file(state, folder, index, step, other))[0].items():
+        for name, error in read_file(worker_file(shared, step, other))[0].items():
             total[name] = total[name] + error.float() if name in total else error.float()
     return {name: error / workers for name, error in total.items()}
 
 
-def _worker_file(state: EDGCState, folder: Path, index: int, step: int, worker: int) -> Path:
-    return folder / f"edgc_{index}{_group(state)}_step_{step}_worker_{worker}.safetensors"
+def shared_files(folder: Path) -> list[Path]:
+    """The file of each state in ``folder`` that holds what is the same on all workers."""
+    return sorted(folder.glob(f"edgc_*{_SHARED}"))
+
+
+def worker_file(shared: Path, step: int, worker: int) -> Path:
+    """The file of one worker that belongs to a shared one."""
+    return shared.with_name(f"{shared.name.removesuffix(_SHARED)}_step_{step}_worker_{worker}.safetensors")
 
 
 def _shared_file(state: EDGCState, folder: Path, index: int) -> Path:
-    return folder / f"edgc_{index}{_group(state)}_shared.safetensors"
+    return folder / f"edgc_{index}{_group(state)}{_SHARED}"
 
 
 def _group(state: EDGCState) -> str:

@@ -1,7 +1,6 @@
 """``hf-edgc``: reports of runs, saved state, and whether compression pays on a link."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +71,3 @@ def _inspect(checkpoint: Path) -> None:
     from hf_edgc.inspection import inspect_checkpoint, print_states
 
     print_states(inspect_checkpoint(checkpoint), Console(highlight=False))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

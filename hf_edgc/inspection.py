@@ -9,13 +9,11 @@ from rich.table import Column, Table
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hf_edgc.checkpoint import read_file
+from hf_edgc.checkpoint import read_file, shared_files, worker_file
 from hf_edgc.clm.errors import UsageError
 from hf_edgc.config import EDGCConfig
 from hf_edgc.controller import Controller
 from hf_edgc.layout import Matrix
-
-SHARED = "_shared.safetensors"
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def inspect_checkpoint(folder: Path) -> list[SavedState]:
     Raises:
         UsageError: the folder is missing or holds no state, or a file is missing or damaged.
     """
-    files = sorted(folder.glob(f"edgc_*{SHARED}"))
+    files = shared_files(folder)
     if not files:
         kind = "does not exist" if not folder.exists() else "is no folder"
         what = "holds no EDGC state (no edgc_*_shared.safetensors)" if folder.is_dir() else kind
@@ -62,10 +60,7 @@ def inspect_checkpoint(folder: Path) -> list[SavedState]:
 
 def _saved_state(file: Path) -> SavedState:
     tensors, header = read_file(file)
-    prefix = file.name.removesuffix(SHARED)
-    workers = range(header["workers"])
-    steps = (f"{prefix}_step_{header['step']}_worker_{worker}.safetensors" for worker in workers)
-    errors = [read_file(file.parent / name)[0] for name in steps]
+    errors = [read_file(worker_file(file, header["step"], worker))[0] for worker in range(header["workers"])]
     names: list[str] = header["controller"]["matrices"]
     config = EDGCConfig.from_dict(header["config"])
     # The controller knows the phase; for that it needs the matrices' names, their shapes may be any.

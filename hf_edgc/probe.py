@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from hf_edgc.clm.arguments import ModelArguments
 from hf_edgc.clm.command_line import Parser, check_workers
 from hf_edgc.clm.errors import UsageError
 from hf_edgc.clm.model import load_config
+from hf_edgc.clm.results import fact_table
 from hf_edgc.config import EDGCConfig
 from hf_edgc.cost import CostModel
 from hf_edgc.exchange import Exchange
@@ -87,7 +87,7 @@ def rows(
 ) -> list[tuple[str, str]]:
     """What was found, as names and values."""
     ranks = costs.at_rank(config.start_rank)
-    dense_bytes = costs.rest_bytes + sum(costs.dense_bytes)
+    dense_bytes = costs.gradient_bytes
     sent_bytes = sum(costs.exchanged_bytes(ranks))
     break_even = costs.break_even_bytes_per_s(ranks)
     name = arguments.model_name_or_path or arguments.config_name or f"new {arguments.model_type}"
@@ -117,20 +117,15 @@ def verdict(costs: CostModel, config: EDGCConfig) -> str:
         saved = 1 - costs.compressed_s(chosen) / dense_s
         return (
             f"Compression pays on this link: {saved:.0%} less time a synchronization, with {count} of {len(chosen)} "
-            + ("matrices compressed.")
+            "matrices compressed."
         )
     return "Compression does not pay on this link: plain DDP is faster."
 
 
 def print_probe(found: list[tuple[str, str]], costs: CostModel, config: EDGCConfig) -> None:
     """Print the table and the verdict."""
-    table = Table(title="EDGC probe", show_header=False, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in found:
-        table.add_row(name, value)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(fact_table("EDGC probe", found))
     console.print(verdict(costs, config), soft_wrap=True)
     console.print(
         "Times are those of an exchange by itself; a backward that overlaps with it hides part of both.", soft_wrap=True
@@ -145,12 +140,7 @@ def parse(argv: Sequence[str]) -> tuple[ModelArguments, EDGCConfig]:
     """
     kinds: Any = [ModelArguments, EDGCConfig]
     parser = Parser(kinds, usage=USAGE, description=__doc__, allow_abbrev=False)
-    try:
-        arguments, config, rest = parser.parse_args_into_dataclasses(
-            list(argv), return_remaining_strings=True, look_for_args_file=False
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    (arguments, config), rest = parser.read(argv)
     if rest:
         raise UsageError(f"unknown argument {rest[0]}; see hf-edgc probe --help.")
     return arguments, config

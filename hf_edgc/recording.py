@@ -32,9 +32,8 @@ class Recording:
         self._state.on_record = None
         self._write_info()  # what was found out about the link came after the start
         if report:
-            trainer_state.save_to_json(
-                str(self._path.parent / STATE_FILE)
-            )  # as Trainer.save_state does; it has the loss
+            # As Trainer.save_state does; it has the loss.
+            trainer_state.save_to_json(str(self._path.parent / STATE_FILE))
             write_report_if_possible(self._path)
 
     def _write_info(self) -> None:

@@ -75,7 +75,7 @@ def quality():
     lines.append(["---", *["---:"] * 4])
     for size in text.split("\n### ")[1:]:
         model = re.match(r"[^:]*: (.*? parameters), (.*? steps)", size)
-        for row in _rows(size.split("\n| setup")[1].split("\n\n")[0]):
+        for row in _rows(size, "setup"):
             if re.fullmatch(r"edgc-\d+x?", row["setup"]):
                 static = f"{row['to static']}, {row['than static']}" if row["to static"] else ""
                 lines.append(
@@ -150,14 +150,14 @@ def _table(lines):
 def _step_times(model):
     """Cells of the table of whole steps in RESULTS.md, by contender and column."""
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
-    table = text.split(f"\n### {model}")[1].split("\n| contender")[1].split("\n\n")[0]
-    return {row["contender"]: row for row in _rows(table, "contender")}
+    return {row["contender"]: row for row in _rows(text.split(f"\n### {model}")[1], "contender")}
 
 
-def _rows(table, first="setup"):
-    """Rows of a markdown table without its first column's name, by column."""
+def _rows(text, first):
+    """Rows, as dicts by column, of the first table in ``text`` whose first column is called ``first``."""
+    table = text[text.index(f"\n| {first} |") + 1 :].split("\n\n")[0]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return [dict(zip([first, *head[1:]], row, strict=True)) for row in rows]
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def _figure(summary, name):

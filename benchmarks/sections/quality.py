@@ -2,11 +2,21 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from sections import Record, Records, provenance, table
-from sections.quality_runs import Group, between, groups, noise_nats, on_static_curve, to_static, verdict
+from sections.quality_runs import (
+    Group,
+    between,
+    groups,
+    noise_nats,
+    on_static_curve,
+    pooled,
+    prediction_rms,
+    to_static,
+    verdict,
+)
 
 CHANGED = {
     "edgc-4-float32": "factors in float32, half the ranks",
@@ -121,21 +131,15 @@ def _prediction(group: Group) -> str:
         return ""
     return (
         "Predicted against measured error norm, at all measured steps after a decision: the logarithm of their ratio "
-        f"has an rms of {math.hypot(*rms) / math.sqrt(len(rms)):.3f} over all runs of the default ({min(rms):.3f} to "
+        f"has an rms of {pooled(rms):.3f} over all runs of the default ({min(rms):.3f} to "
         f"{max(rms):.3f} in each of the {len(rms)})."
     )
-
-
-def prediction_rms(group: Group) -> list[float]:
-    """Of each run of the default: how far predicted error norms were from the measured ones."""
-    runs = [run for name in group.runs if group.is_default(name) for run in group.seeds(name).values()]
-    return [run["prediction_rms"] for run in runs if run["prediction_rms"] is not None]
 
 
 def _perplexities(runs: Iterable[Record]) -> str:
     values = [run["perplexity"] for run in runs]
     spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-    return f"{math.exp(fmean(map(math.log, values))):.1f}{spread}"
+    return f"{geometric_mean(values):.1f}{spread}"
 
 
 def _percent(differences: Sequence[float]) -> str:

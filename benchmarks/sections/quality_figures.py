@@ -1,7 +1,6 @@
 """Plots of the runs of bench_quality."""
 
-import math
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +9,7 @@ from sections import Record
 from sections.quality_runs import Group
 
 LINES = {
-    "static": ("0.45", r"static, float32"),
+    "static": ("0.45", "static, float32"),
     "bfloat16": ("tab:brown", "static, bfloat16"),
     "edgc": ("tab:red", "edgc (default)"),
 }
@@ -26,7 +25,7 @@ def pareto(group: Group) -> Figure:
         if "finetune" in name:
             continue
         values = [run["perplexity"] for run in runs.values()]
-        share, mean = 100 / fmean(run["ratio"] for run in runs.values()), math.exp(fmean(map(math.log, values)))
+        share, mean = 100 / fmean(run["ratio"] for run in runs.values()), geometric_mean(values)
         kind = _line(group, name)
         colour = LINES[kind][0] if kind else "tab:blue"
         bars = [[mean - min(values)], [max(values) - mean]]

@@ -39,6 +39,17 @@ class Group:
         return next((name for name in ("edgc-4", "edgc-10x") if name in self.runs), None)
 
 
+def prediction_rms(group: Group) -> list[float]:
+    """Of each run of the default: how far predicted error norms were from the measured ones."""
+    runs = [run for name in group.runs if group.is_default(name) for run in group.seeds(name).values()]
+    return [run["prediction_rms"] for run in runs if run["prediction_rms"] is not None]
+
+
+def pooled(rms: Sequence[float]) -> float:
+    """Root mean square over runs, from that of each; at least one."""
+    return math.hypot(*rms) / math.sqrt(len(rms))
+
+
 def groups(records: Records) -> list[Group]:
     """All runs by size and length, the smallest model first."""
     found: dict[str, Group] = {}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from sections import Records, memory, quality, quality_runs, runs, table
+from sections import Records, memory, quality_runs, runs, table
 
 OURS = ("static 8", "static 32", "static 32 bf16", "static 32 no overlap", "edgc")
 
@@ -48,14 +48,15 @@ def _quality(records: Records) -> Iterator[Target]:
     nothing = quality_runs.Group("")
     small, large = groups.get("small", nothing), groups.get("large", nothing)
     for name, limit in (("edgc-4", 0.95), ("edgc-8", 1.0), ("edgc-16", 1.0)):
-        share = "".join(f", {100 / run['ratio']:.1f} % of the bytes" for run in list(small.seeds(name).values())[:1])
+        sent = [100 / run["ratio"] for run in small.seeds(name).values()]
+        share = f", {fmean(sent):.1f} % of the bytes" if sent else ""
         what = f"small: perplexity of {name} over static compression at equal bytes{share}"
         yield Target(what, limit, _ratio(quality_runs.to_static(small, name)))
     over_dense = _ratio(quality_runs.between(large, "edgc-10x", "dense"))
     yield Target("large: perplexity at a tenth of the bytes over dense", 1.005, over_dense)
-    rms = [value for group in groups.values() for value in quality.prediction_rms(group)]
-    pooled = 100 * math.hypot(*rms) / math.sqrt(len(rms)) if rms else None
-    yield Target("predicted over measured error, rms of the logarithm", 20, pooled, "%")
+    rms = [value for group in groups.values() for value in quality_runs.prediction_rms(group)]
+    found = 100 * quality_runs.pooled(rms) if rms else None
+    yield Target("predicted over measured error, rms of the logarithm", 20, found, "%")
 
 
 def _ratio(differences: list[float]) -> float | None:

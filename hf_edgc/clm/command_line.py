@@ -59,12 +59,7 @@ def parse(argv: Sequence[str]) -> Options:
     arguments = list(argv)
     if arguments and arguments[0].lower().endswith(_FILE_ENDINGS):
         arguments[:1] = _file_arguments(parser, Path(arguments[0]))
-    try:
-        *found, rest = parser.parse_args_into_dataclasses(
-            arguments, return_remaining_strings=True, look_for_args_file=False
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    found, rest = parser.read(arguments)
     if rest:
         raise UsageError(_unknown(parser, rest[0]))
     options = Options(*found)
@@ -105,6 +100,20 @@ def _unknown(parser: "Parser", word: str) -> str:
 
 class Parser(HfArgumentParser):
     """HfArgumentParser that raises its errors, and shows its help once instead of once a worker."""
+
+    def read(self, arguments: Sequence[str]) -> tuple[list[Any], list[str]]:
+        """The sets of options, and the words that belong to none.
+
+        Raises:
+            UsageError: a value that is not allowed.
+        """
+        try:
+            *found, rest = self.parse_args_into_dataclasses(
+                list(arguments), return_remaining_strings=True, look_for_args_file=False
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""

@@ -1,6 +1,7 @@
 """What a run leaves behind: a JSON file for programs, a table for people."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,17 @@ def write_results(metrics: dict[str, Any], output_dir: Path) -> Path:
 
 def print_summary(metrics: dict[str, Any], facts: Facts) -> None:
     """Print the table that ends a run to stdout."""
-    table = Table(title="EDGC run", show_header=False, title_justify="left")
+    Console(highlight=False).print(fact_table("EDGC run", summary_rows(metrics, facts)))
+
+
+def fact_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in summary_rows(metrics, facts):
+    for name, value in rows:
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    return table
 
 
 def summary_rows(metrics: dict[str, Any], facts: Facts) -> list[tuple[str, str]]:

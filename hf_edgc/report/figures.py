@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from hf_edgc.report.run import Run
-from hf_edgc.report.series import error_over_gradient, rank_groups, saved_bytes, thinned, window_means
+from hf_edgc.report.run import Floats, Run
+from hf_edgc.report.series import MOST_POINTS, error_over_gradient, rank_groups, saved_bytes, thinned, window_means
 
 SIZE_INCHES = (5.0, 3.0)
 DOTS_PER_INCH = 192
@@ -36,7 +36,7 @@ class Picture:
 
 def loss(runs: Sequence[Run]) -> Figure | None:
     """Training loss, and the evaluation's as dots."""
-    figure, axes = _axes("optimizer step", "loss, nats a token")
+    figure, axes = _axes("loss, nats a token")
     for run, color in _coloured(runs):
         axes.plot(*thinned(*run.logged("loss")), color=color, label=run.name)
         steps, values = run.logged("eval_nll", "eval_loss")
@@ -46,7 +46,7 @@ def loss(runs: Sequence[Run]) -> Figure | None:
 
 def perplexity(runs: Sequence[Run]) -> Figure | None:
     """Of the evaluations; exp(loss) where only that is known."""
-    figure, axes = _axes("optimizer step", "perplexity")
+    figure, axes = _axes("perplexity")
     for run, color in _coloured(runs):
         steps, values = run.logged("eval_perplexity")
         if not len(steps):
@@ -59,7 +59,7 @@ def perplexity(runs: Sequence[Run]) -> Figure | None:
 
 def entropy(runs: Sequence[Run]) -> Figure | None:
     """What each measurement said, and the mean of each decision window."""
-    figure, axes = _axes("optimizer step", "entropy, nats")
+    figure, axes = _axes("entropy, nats")
     for run, color in _coloured(runs):
         axes.plot(*thinned(run.column("step"), run.column("entropy")), color=color, alpha=0.35, linewidth=1)
         means = window_means(run, "entropy")
@@ -71,7 +71,7 @@ def entropy(runs: Sequence[Run]) -> Figure | None:
 
 def rank(runs: Sequence[Run]) -> Figure | None:
     """Mean rank of the matrices; 0 is a step that was sent dense."""
-    figure, axes = _axes("optimizer step", "mean matrix rank")
+    figure, axes = _axes("mean matrix rank")
     for run, color in _coloured(runs):
         ranks = run.ranks()
         if len(ranks):
@@ -104,7 +104,7 @@ def rank_map(runs: Sequence[Run]) -> Figure | None:
 
 def step_bytes(runs: Sequence[Run]) -> Figure | None:
     """What one worker sent in each step, and what it would have sent dense."""
-    figure, axes = _axes("optimizer step", "MB a step and worker")
+    figure, axes = _axes("MB a step and worker")
     for run, color in _coloured(runs):
         steps = run.column("step")
         dense = thinned(steps, run.column("dense_bytes") / 1e6)
@@ -116,29 +116,28 @@ def step_bytes(runs: Sequence[Run]) -> Figure | None:
 
 def saved(runs: Sequence[Run]) -> Figure | None:
     """Bytes not sent so far."""
-    figure, axes = _axes("optimizer step", "MB saved a worker")
-    for run, color in _coloured(runs):
-        axes.plot(*thinned(run.column("step"), saved_bytes(run) / 1e6), color=color, label=run.name)
-    return _finished(figure, axes, runs)
+    return _over_steps("MB saved a worker", runs, lambda run: (run.column("step"), saved_bytes(run) / 1e6))
 
 
 def error(runs: Sequence[Run]) -> Figure | None:
     """Norm of what error feedback holds, measured and predicted, over the norm of the gradient."""
-    figure, axes = _axes("optimizer step", "error norm / gradient norm")
-    for run, color in _coloured(runs):
-        axes.plot(*thinned(*error_over_gradient(run, "error_norm")), color=color, label=run.name)
-        axes.plot(*thinned(*error_over_gradient(run, "predicted_error_norm")), ":", color=color)
-    return _finished(figure, axes, runs)
+    return _over_steps(
+        "error norm / gradient norm",
+        runs,
+        lambda run: error_over_gradient(run, "error_norm"),
+        lambda run: error_over_gradient(run, "predicted_error_norm"),
+    )
 
 
 def hook_time(runs: Sequence[Run]) -> Figure | None:
     """Time in the hook in each step, and how much of it was spent waiting for other workers."""
-    figure, axes = _axes("optimizer step", "ms in the hook a step")
-    for run, color in _coloured(runs):
-        steps = run.column("step")
-        axes.plot(*thinned(steps, run.column("hook_s") * 1e3, 100), color=color, label=run.name)
-        axes.plot(*thinned(steps, run.column("wait_s") * 1e3, 100), ":", color=color)
-    return _finished(figure, axes, runs)
+    return _over_steps(
+        "ms in the hook a step",
+        runs,
+        lambda run: (run.column("step"), run.column("hook_s") * 1e3),
+        lambda run: (run.column("step"), run.column("wait_s") * 1e3),
+        points=100,
+    )
 
 
 PICTURES = (
@@ -173,10 +172,21 @@ def _coloured(runs: Sequence[Run]) -> list[tuple[Run, str]]:
     return [(run, COLORS[index % len(COLORS)]) for index, run in enumerate(runs)]
 
 
-def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+def _over_steps(
+    y_label: str, runs: Sequence[Run], *series: Callable[[Run], tuple[Floats, Floats]], points: int = MOST_POINTS
+) -> Figure | None:
+    """Curves of each run: steps and values of the first of ``series`` solid, of the second, if any, dotted."""
+    figure, axes = _axes(y_label)
+    for run, color in _coloured(runs):
+        for of, style, label in zip(series, ("-", ":"), (run.name, None), strict=False):
+            axes.plot(*thinned(*of(run), points), style, color=color, label=label)
+    return _finished(figure, axes, runs)
+
+
+def _axes(y_label: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
-    axes.set_xlabel(x_label)
+    axes.set_xlabel("optimizer step")
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.25)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
